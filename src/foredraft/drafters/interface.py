@@ -1,0 +1,91 @@
+"""The one seam between the engine and whoever proposes tokens.
+
+Knows requests as read-only views and drafts as values; knows neither engine nor scheduler. A new drafter is one new file
+that implements `Drafter` and one line in `catalog.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from foredraft.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a drafter is and wants; the engine reads this, never a drafter's name."""
+
+    deterministic: bool = True  # Draft.probs is None
+    tree: bool = False  # may propose siblings
+    features: tuple[int, ...] = ()  # target layers whose hidden states observe() wants
+    top_ids: int = 0  # best ids of each verified row that observe() wants
+    own_cache: bool = False  # keeps keys and values of its own
+    vocabulary_size: int | None = None  # None: proposes any id of the target's vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A read-only view of one running request; `tokens` is prompt and output, the last one pending."""
+
+    id: str
+    tokens: Sequence[int]  # committed tokens, the pending one last; do not mutate or keep
+    num_prompt_tokens: int
+    max_nodes: int  # >= 1 whenever propose() is called with this request
+    sampling: SamplingParams
+    seed: int  # the request's own seed, for coins.* of drafts: stream coins.DRAFT, or the target's noise when coupled
+    coupled: bool  # the draft is verified by the coupled rule
+    grammar: Any | None = None  # a fork of the request's matcher
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of proposed tokens. The default is the empty draft."""
+
+    tokens: Sequence[int] = ()  # draft nodes, a parent before its children, siblings in draw order
+    parents: Sequence[int] = ()  # -1 = the pending token; a chain is (-1, 0, 1, ...)
+    probs: Tensor | None = None  # [n, V] the law each token was really drawn from; None = deterministic
+    confidence: Sequence[float] | None = None  # estimated acceptance of each node, for the policy
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], probs: Tensor | None = None) -> Draft:
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One computed row of a request in the step just committed."""
+
+    position: int
+    node: int  # draft node, -1 for rows of committed tokens (prompt and pending)
+    token: int
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did for one request, told to the drafter after commit."""
+
+    id: str
+    rows: Sequence[StepRow]
+    num_accepted: int
+    next_token: int | None  # None while the prompt is still being computed
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Who proposes. Nothing it does is visible before commit."""
+
+    capabilities: Capabilities
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """One draft per request, in order, with at most `max_nodes` nodes each."""
+
+    def observe(self, results: Sequence[StepResult]) -> None:
+        """What the step committed; called after every step, for every request in it."""
+
+    def release(self, request_id: str) -> None:
+        """The request ended, however it ended; drop all state kept for it."""

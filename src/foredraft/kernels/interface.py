@@ -1,0 +1,82 @@
+"""What a set of kernels offers to a model, and how one flat pass is described to it.
+
+Knows rows, pages and shapes; knows no model family, no request and no drafter.
+Shapes: T rows of the flat batch, H hidden size, V vocabulary, D head size, P pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from foredraft.core.row_math import RowMath
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One request's rows in a flat pass: `chain` rows that go on from its cache, then its draft nodes.
+
+    The chain rows sit at positions `prefix .. prefix + chain - 1`; the last of them is the root of the draft tree. Draft
+    node `i` sits at position `prefix + chain - 1 + depth(i)` (depth counted from 1) and sees the prefix, all chain rows,
+    its ancestors and itself. Row `r` of the segment writes its key and value to the request's slot `prefix + r`, whatever
+    its position; slot `s` lies in page `pages[s // page_size]` at offset `s % page_size`.
+    """
+
+    prefix: int  # positions already in the cache
+    chain: int  # >= 1
+    parents: tuple[int, ...]  # draft nodes: parent's index among the nodes, -1 = the last chain row
+    pages: Sequence[int]  # the request's block table; covers prefix + chain + len(parents) slots
+
+    @property
+    def rows(self) -> int:
+        return self.chain + len(self.parents)
+
+
+class Kernels(Protocol):
+    """One operation a method. Every result of a row is independent of the other rows, to the bit on the native kernels.
+
+    `Packed` and `Plan` are opaque to callers: what an implementation made of a weight, and of a pass's segments.
+    """
+
+    name: str
+    row_math: RowMath
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        """A weight `[N, K]` (float32, bfloat16; float64 on reference) made ready for `linear` and `embedding`."""
+
+    def embedding(self, ids: Tensor, packed: Any) -> Tensor:
+        """Rows `ids` `[T]` (int64) of a packed weight, `[T, K]` in the activation dtype."""
+
+    def linear(self, x: Tensor, packed: Any, residual: Tensor | None = None) -> Tensor:
+        """`x [T, K] @ weight.T (+ bias) (+ residual [T, N])` -> `[T, N]`."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x * rsqrt(mean(x^2) + eps) * weight` over the last dimension, `[T, H]`."""
+
+    def silu_multiply(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` for `gate_up [T, 2F]` = gate beside up -> `[T, F]`."""
+
+    def prepare(self, segments: Sequence[Segment], page_size: int) -> Any:
+        """The plan of one pass: positions, slots and visible keys of every row. Made once, used by every layer."""
+
+    def rope_and_store(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, plan: Any
+    ) -> Tensor:
+        """Rotate queries and keys by position, write keys and values to their slots, return the queries.
+
+        qkv `[T, (Hq + 2 Hkv) D]`; cos, sin `[max_positions, D / 2]` (rotate-half pairing: i with i + D/2);
+        keys, values `[P, Hkv, page_size, D]`; returns `[T, Hq, D]`.
+        """
+
+    def attention(
+        self, queries: Tensor, keys: Tensor, values: Tensor, plan: Any, scale: float
+    ) -> Tensor:
+        """Softmax attention of `queries [T, Hq, D]` over each row's visible keys -> `[T, Hq D]`."""
+
+    def move_slots(
+        self, keys: Tensor, values: Tensor, sources: Sequence[int], destinations: Sequence[int]
+    ) -> None:
+        """Copy keys and values of physical slots (`page * page_size + offset`) `sources[i]` to `destinations[i]`, in order."""
