@@ -1,0 +1,87 @@
+"""The keys and values themselves: two tensors a layer, cut into pages.
+
+Knows shapes, dtypes and devices; knows no request and does not know which pages are in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of all layers, `[P, Hkv, page_size, D]` each, zero at the start.
+
+    Zero rather than uninitialised: the reference kernels multiply a masked slot's value by a weight
+    of 0, and 0 times a NaN left in memory would be NaN.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        num_kv_heads: int,
+        page_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        """Raises ValueError for a size below 1 (`num_pages` may be 0)."""
+        sizes = {
+            "num_layers": num_layers,
+            "num_kv_heads": num_kv_heads,
+            "page_size": page_size,
+            "head_dim": head_dim,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be 1 or more, got {size}")
+        if num_pages < 0:
+            raise ValueError(f"num_pages must be 0 or more, got {num_pages}")
+        shape = (num_pages, num_kv_heads, page_size, head_dim)
+        self.num_layers = num_layers
+        self.num_pages = num_pages
+        self.num_kv_heads = num_kv_heads
+        self.page_size = page_size
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+    @staticmethod
+    def bytes_per_page(
+        num_layers: int, num_kv_heads: int, page_size: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        """Bytes one page takes in all layers, keys and values together."""
+        return 2 * num_layers * num_kv_heads * page_size * head_dim * dtype.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages together."""
+        return self.num_pages * self.bytes_per_page(
+            self.num_layers, self.num_kv_heads, self.page_size, self.head_dim, self.dtype
+        )
+
+    def copy_pages(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy page `sources[i]` to `destinations[i]` in every layer.
+
+        Raises ValueError for lists of different lengths, a page that is both source and
+        destination, or a repeated destination.
+        """
+        if len(sources) != len(destinations):
+            raise ValueError(f"{len(sources)} sources for {len(destinations)} destinations")
+        if len(set(destinations)) != len(destinations) or set(sources) & set(destinations):
+            raise ValueError(f"cannot copy pages {list(sources)} to {list(destinations)}")
+        if not sources:
+            return
+        source = torch.tensor(list(sources), dtype=torch.int64, device=self.device)
+        destination = torch.tensor(list(destinations), dtype=torch.int64, device=self.device)
+        for tensor in (*self.keys, *self.values):
+            _copy_rows(tensor, source, destination)
+
+
+def _copy_rows(tensor: Tensor, source: Tensor, destination: Tensor) -> None:
+    tensor.index_copy_(0, destination, tensor.index_select(0, source))
