@@ -17,12 +17,13 @@ from foredraft.core.row_math import RowMath
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One request's rows in a flat pass: `chain` rows that go on from its cache, then its draft nodes.
+    """One request's rows in a flat pass: `chain` rows that go on from its cache, then draft nodes.
 
-    The chain rows sit at positions `prefix .. prefix + chain - 1`; the last of them is the root of the draft tree. Draft
-    node `i` sits at position `prefix + chain - 1 + depth(i)` (depth counted from 1) and sees the prefix, all chain rows,
-    its ancestors and itself. Row `r` of the segment writes its key and value to the request's slot `prefix + r`, whatever
-    its position; slot `s` lies in page `pages[s // page_size]` at offset `s % page_size`.
+    The chain rows sit at positions `prefix .. prefix + chain - 1`; the last of them is the root of
+    the draft tree. Draft node `i` sits at position `prefix + chain - 1 + depth(i)` (depth counted
+    from 1) and sees the prefix, all chain rows, its ancestors and itself. Row `r` of the segment
+    writes its key and value to the request's slot `prefix + r`, whatever its position; slot `s`
+    lies in page `pages[s // page_size]` at offset `s % page_size`.
     """
 
     prefix: int  # positions already in the cache
@@ -36,16 +37,17 @@ class Segment:
 
 
 class Kernels(Protocol):
-    """One operation a method. Every result of a row is independent of the other rows, to the bit on the native kernels.
+    """One operation a method. On the native kernels a row's bits are independent of other rows.
 
-    `Packed` and `Plan` are opaque to callers: what an implementation made of a weight, and of a pass's segments.
+    What `pack` and `prepare` return is opaque to callers: what an implementation made of a weight,
+    and of a pass's segments.
     """
 
     name: str
     row_math: RowMath
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
-        """A weight `[N, K]` (float32, bfloat16; float64 on reference) made ready for `linear` and `embedding`."""
+        """A weight `[N, K]` (float32, bfloat16; reference: float64) for `linear` and `embedding`."""
 
     def embedding(self, ids: Tensor, packed: Any) -> Tensor:
         """Rows `ids` `[T]` (int64) of a packed weight, `[T, K]` in the activation dtype."""
@@ -60,15 +62,15 @@ class Kernels(Protocol):
         """`silu(gate) * up` for `gate_up [T, 2F]` = gate beside up -> `[T, F]`."""
 
     def prepare(self, segments: Sequence[Segment], page_size: int) -> Any:
-        """The plan of one pass: positions, slots and visible keys of every row. Made once, used by every layer."""
+        """The plan of one pass: positions, slots, visible keys of each row; used by all layers."""
 
     def rope_and_store(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, plan: Any
     ) -> Tensor:
-        """Rotate queries and keys by position, write keys and values to their slots, return the queries.
+        """Rotate queries and keys by position, write keys and values to their slots.
 
-        qkv `[T, (Hq + 2 Hkv) D]`; cos, sin `[max_positions, D / 2]` (rotate-half pairing: i with i + D/2);
-        keys, values `[P, Hkv, page_size, D]`; returns `[T, Hq, D]`.
+        qkv `[T, (Hq + 2 Hkv) D]`; cos, sin `[max_positions, D / 2]` (pairing: i with i + D/2);
+        keys, values `[P, Hkv, page_size, D]`; returns the rotated queries `[T, Hq, D]`.
         """
 
     def attention(
@@ -79,4 +81,7 @@ class Kernels(Protocol):
     def move_slots(
         self, keys: Tensor, values: Tensor, sources: Sequence[int], destinations: Sequence[int]
     ) -> None:
-        """Copy keys and values of physical slots (`page * page_size + offset`) `sources[i]` to `destinations[i]`, in order."""
+        """Copy keys and values of slot `sources[i]` to `destinations[i]`, in order.
+
+        Slots are physical: `page * page_size + offset`.
+        """
