@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class UserError(ValueError):
-    """A user's mistake: the message is one line with the offending value and what would be valid."""
+    """A user's mistake: one line with the offending value and what would be valid."""
 
 
 class InvalidRequest(UserError):  # noqa: N818 - reads as what it is: `raise InvalidRequest(...)`
