@@ -98,7 +98,8 @@ def rejection(
 
     Args:
         tokens: `[n]` the chain's draft tokens.
-        law: the target's law `[V]` float64 at the row of node i, -1 = the root's row.
+        law: the target's law `[V]` float64 at offset i, given the draft tokens before it; `law(n)`
+            is the bonus token's. Called for the offsets 0, 1, ... that are reached.
         draft_probs: `[n, V]` the law each token was really drawn from; None: the draft was
             deterministic.
         accept_coins: in (0, 1), one per offset, as a sequence or a function of the offset.
@@ -112,7 +113,7 @@ def rejection(
     """
     coin_at = accept_coins if callable(accept_coins) else accept_coins.__getitem__
     for offset, token in enumerate(tokens):
-        target_probs = law(offset - 1)
+        target_probs = law(offset)
         q_token = 1.0 if draft_probs is None else _drawn_probability(draft_probs, offset, token)
         # Not coin < p / q: without the division, p = q accepts every coin below 1 and p = 0 rejects
         # them all.
@@ -123,14 +124,12 @@ def rejection(
         )
         next_token = draw_from(weights, residual_coin, row_math, fallback=target_probs)
         return Verdict(tuple(range(offset)), next_token, Origin.RECOVERED)
-    next_token = draw_from(law(len(tokens) - 1), residual_coin, row_math)
+    next_token = draw_from(law(len(tokens)), residual_coin, row_math)
     return Verdict(tuple(range(len(tokens))), next_token, _origin(len(tokens), False))
 
 
 def residual(target_probs: Tensor, token: int, draft_probs: Tensor | None) -> Tensor:
-    """`(p - q)+`, not normalised, `[V]` float64; p with `token` zeroed for a deterministic draft
-    (`draft_probs` None).
-    """
+    """`(p - q)+` `[V]` float64, not normalised; p without `token` where q is one-hot (None)."""
     if draft_probs is None:
         weights = target_probs.to(torch.float64, copy=True)
         weights[token] = 0.0
@@ -164,15 +163,12 @@ def draw_from(
 
 
 def maximal_acceptance(target_probs: Tensor, draft_probs: Tensor) -> float:
-    """`sum_x min(p, q) = 1 - TV(p, q)`: what `rejection` accepts of a token drawn from q
-    (2211.17192, section 3.2).
-    """
+    """`sum_x min(p, q) = 1 - TV(p, q)`, what `rejection` accepts of q (2211.17192, section 3)."""
     return float(torch.minimum(target_probs, draft_probs).sum())
 
 
 def coupled_acceptance(target_probs: Tensor, draft_probs: Tensor) -> float:
-    """`sum_x 1 / sum_y max(p_y / p_x, q_y / q_x)`: what `match` accepts of a draft coupled by the
-    same Gumbel noise.
+    """`sum_x 1 / sum_y max(p_y / p_x, q_y / q_x)`: what `match` accepts where p and q share noise.
 
     Daliri, Musco, Suresh (2408.07978), section 3. The sum runs over the x that both laws can draw.
     """

@@ -94,7 +94,7 @@ class AcceptanceCounts:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """`[K]` P(the first i + 1 are accepted), unconditional: of all drafts, as vLLM counts it."""
+        """`[K]` P(the first i + 1 are accepted), of all drafts, as vLLM counts it."""
         return [_ratio(accepted, self.num_drafts) for accepted in self.accepted_per_position]
 
     @property

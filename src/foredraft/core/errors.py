@@ -12,9 +12,7 @@ class UserError(ValueError):
 
 
 class InvalidRequest(UserError):  # noqa: N818 - reads as what it is: `raise InvalidRequest(...)`
-    """A request that cannot be honoured: a sampling field, a prompt, a row without any allowed
-    token.
-    """
+    """A request that cannot be honoured: a field, a prompt, a row without any allowed token."""
 
 
 class ModelError(UserError):
