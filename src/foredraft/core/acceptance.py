@@ -98,8 +98,8 @@ def rejection(
 
     Args:
         tokens: `[n]` the chain's draft tokens.
-        law: the target's law `[V]` float64 at offset i, given the draft tokens before it; `law(n)`
-            is the bonus token's. Called for the offsets 0, 1, ... that are reached.
+        law: the target's law `[V]` float64 at the row of node i, -1 = the root's row, given the
+            draft tokens up to i. Called for the rows -1, 0, ... that are reached.
         draft_probs: `[n, V]` the law each token was really drawn from; None: the draft was
             deterministic.
         accept_coins: in (0, 1), one per offset, as a sequence or a function of the offset.
@@ -113,7 +113,7 @@ def rejection(
     """
     coin_at = accept_coins if callable(accept_coins) else accept_coins.__getitem__
     for offset, token in enumerate(tokens):
-        target_probs = law(offset)
+        target_probs = law(offset - 1)
         q_token = 1.0 if draft_probs is None else _drawn_probability(draft_probs, offset, token)
         # Not coin < p / q: without the division, p = q accepts every coin below 1 and p = 0 rejects
         # them all.
@@ -124,7 +124,7 @@ def rejection(
         )
         next_token = draw_from(weights, residual_coin, row_math, fallback=target_probs)
         return Verdict(tuple(range(offset)), next_token, Origin.RECOVERED)
-    next_token = draw_from(law(len(tokens)), residual_coin, row_math)
+    next_token = draw_from(law(len(tokens) - 1), residual_coin, row_math)
     return Verdict(tuple(range(len(tokens))), next_token, _origin(len(tokens), False))
 
 
