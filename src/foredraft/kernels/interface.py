@@ -47,7 +47,7 @@ class Kernels(Protocol):
     row_math: RowMath
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
-        """A weight `[N, K]` (float32, bfloat16; reference: float64) for `linear` and `embedding`."""
+        """A weight `[N, K]` (float32, bfloat16 or float64) for `linear` and `embedding`."""
 
     def embedding(self, ids: Tensor, packed: Any) -> Tensor:
         """Rows `ids` `[T]` (int64) of a packed weight, `[T, K]` in the activation dtype."""
