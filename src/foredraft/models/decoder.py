@@ -1,0 +1,133 @@
+"""One decoder for every family, over a set of kernels.
+
+Knows a config, its packed weights and the order of operations; knows no request, no drafter and no
+file. A pass is one flat batch: prompt chunks, pending tokens and draft nodes of all requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.cache.tensors import KVCache
+from foredraft.kernels.interface import Kernels
+from foredraft.models.config import ModelConfig
+from foredraft.models.interface import FlatBatch, ModelOutput
+from foredraft.models.weights import Reader
+
+
+def activation_dtype(weight_dtype: torch.dtype) -> torch.dtype:
+    """float64 weights compute in float64; all others in float32."""
+    return torch.float64 if weight_dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block's weights, packed: q, k and v in one matrix, gate and up in one."""
+
+    attention_norm: Tensor  # [H]
+    qkv: Any
+    output: Any
+    mlp_norm: Tensor  # [H]
+    gate_up: Any
+    down: Any
+
+
+class Decoder:
+    """`Model` over any `Kernels`; `weights` maps Hugging Face's Llama names to tensors.
+
+    Weights are kept in `dtype` (float32, bfloat16; float64 with kernels that compute in it), norms
+    and activations in `activation_dtype(dtype)`. Tensors are taken from `weights` layer by layer,
+    so that a lazy mapping never has more than one layer widened. Raises ModelError for tensors
+    that are missing, unknown or of the wrong shape.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        kernels: Kernels,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.config = config
+        self.kernels = kernels
+        self.dtype = dtype
+        self.device = torch.device(device)
+        reader = Reader(config, weights, dtype, self.device)
+        activation = activation_dtype(dtype)
+        embedding = reader.tensor("model.embed_tokens.weight")
+        self._embedding = kernels.pack(embedding)
+        if config.tie_word_embeddings:
+            self._head = self._embedding
+        else:
+            self._head = kernels.pack(reader.tensor("lm_head.weight"))
+        del embedding
+        self._layers = [self._layer(reader, i, activation) for i in range(config.num_layers)]
+        self._norm = reader.tensor("model.norm.weight", activation)
+        self._cos, self._sin = config.rope.tables(
+            config.head_dim, config.max_position_embeddings, activation, self.device
+        )
+        self.weight_bytes = reader.num_bytes
+
+    def _layer(self, reader: Reader, index: int, activation: torch.dtype) -> Layer:
+        config, pack = self.config, self.kernels.pack
+        name = f"model.layers.{index}"
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        qkv = [f"{attention}.{part}_proj" for part in "qkv"]
+        gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
+        return Layer(
+            attention_norm=reader.tensor(f"{name}.input_layernorm.weight", activation),
+            qkv=pack(*reader.fused(qkv, config.qkv_bias)),
+            output=pack(*reader.fused([f"{attention}.o_proj"], config.output_bias)),
+            mlp_norm=reader.tensor(f"{name}.post_attention_layernorm.weight", activation),
+            gate_up=pack(*reader.fused(gate_up, config.mlp_bias)),
+            down=pack(*reader.fused([f"{mlp}.down_proj"], config.mlp_bias)),
+        )
+
+    def run(self, batch: FlatBatch, cache: KVCache) -> ModelOutput:
+        """One pass over all rows; logits of the asked rows only. See `Model.run`."""
+        hidden = self.embed(batch.token_ids)
+        plan = self.kernels.prepare(batch.segments, cache.page_size)
+        hidden = self.layers(0, self.config.num_layers, hidden, plan, cache)
+        rows = batch.logit_rows
+        if rows is not None and not _is_all(rows, hidden.shape[0]):
+            index = torch.tensor(list(rows), dtype=torch.int64, device=self.device)
+            hidden = hidden.index_select(0, index)
+        return self.head(hidden)
+
+    def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        """`[T]` ids -> `[T, H]`."""
+        if not isinstance(token_ids, Tensor):
+            token_ids = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
+        return self.kernels.embedding(token_ids, self._embedding)
+
+    def layers(self, lo: int, hi: int, hidden: Tensor, plan: Any, cache: KVCache) -> Tensor:
+        """Layers `lo .. hi - 1` over `hidden [T, H]`; see `Model.layers`."""
+        kernels = self.kernels
+        rms_norm, linear, attend = kernels.rms_norm, kernels.linear, kernels.attention
+        rope_and_store, silu_multiply = kernels.rope_and_store, kernels.silu_multiply
+        cos, sin = self._cos, self._sin
+        eps, scale = self.config.rms_norm_eps, self.config.attention_scale
+        for layer, keys, values in zip(
+            self._layers[lo:hi], cache.keys[lo:hi], cache.values[lo:hi], strict=True
+        ):
+            qkv = linear(rms_norm(hidden, layer.attention_norm, eps), layer.qkv)
+            queries = rope_and_store(qkv, cos, sin, keys, values, plan)
+            hidden = linear(attend(queries, keys, values, plan, scale), layer.output, hidden)
+            gate_up = linear(rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up)
+            hidden = linear(silu_multiply(gate_up), layer.down, hidden)
+        return hidden
+
+    def head(self, hidden: Tensor) -> ModelOutput:
+        """Final norm and logits of `hidden [R, H]`."""
+        normed = self.kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+        return ModelOutput(self.kernels.linear(normed, self._head), normed)
+
+
+def _is_all(rows: Sequence[int], count: int) -> bool:
+    return len(rows) == count and all(row == i for i, row in enumerate(rows))

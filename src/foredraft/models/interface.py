@@ -1,0 +1,57 @@
+"""What the engine asks of a model: one flat pass over the rows of many requests.
+
+Knows rows, segments and logits; knows no family, no weights and no request.
+Shapes: T rows of the flat batch, R asked rows, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from foredraft.cache.tensors import KVCache
+from foredraft.kernels.interface import Kernels, Segment
+from foredraft.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """The rows of all segments, laid end to end in the segments' order."""
+
+    token_ids: Sequence[int] | Tensor  # [T]
+    segments: Sequence[Segment]  # their rows add up to T
+    logit_rows: Sequence[int] | None = None  # flat rows whose logits are asked for; None = all
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """`logits[i]` and `hidden[i]` belong to the flat row `logit_rows[i]`."""
+
+    logits: Tensor  # [R, V] in the activation dtype
+    hidden: Tensor  # [R, H] after the final norm: what the head reads
+
+
+class Model(Protocol):
+    """A target or a draft model.
+
+    `run` is `head(layers(0, num_layers, embed(ids), ...))`; the parts are public so that a pass can
+    stop after some layers and go on later from its hidden states.
+    """
+
+    config: ModelConfig
+    kernels: Kernels
+
+    def run(self, batch: FlatBatch, cache: KVCache) -> ModelOutput:
+        """One pass; writes the keys and values of every row to its slot."""
+
+    def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        """`[T]` ids -> hidden states `[T, H]` before the first layer."""
+
+    def layers(self, lo: int, hi: int, hidden: Tensor, plan: Any, cache: KVCache) -> Tensor:
+        """Layers `lo .. hi - 1`: hidden states `[T, H]` in and out; `plan` from `kernels`."""
+
+    def head(self, hidden: Tensor) -> ModelOutput:
+        """The final norm and the logits of `hidden` `[R, H]`."""
