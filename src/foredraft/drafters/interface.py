@@ -1,7 +1,7 @@
 """The one seam between the engine and whoever proposes tokens.
 
-Knows requests as read-only views and drafts as values; knows neither engine nor scheduler. A new drafter is one new file
-that implements `Drafter` and one line in `catalog.py`.
+Knows requests as read-only views and drafts as values; knows neither engine nor scheduler. A new
+drafter is one new file that implements `Drafter` and one line in `catalog.py`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ class Capabilities:
     features: tuple[int, ...] = ()  # target layers whose hidden states observe() wants
     top_ids: int = 0  # best ids of each verified row that observe() wants
     own_cache: bool = False  # keeps keys and values of its own
+    num_speculative_tokens: int | None = None  # draft tokens a step where the config says nothing
     vocabulary_size: int | None = None  # None: proposes any id of the target's vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A read-only view of one running request; `tokens` is prompt and output, the last one pending."""
+    """A read-only view of one running request."""
 
     id: str
-    tokens: Sequence[int]  # committed tokens, the pending one last; do not mutate or keep
+    tokens: Sequence[int]  # prompt and output, the pending one last; do not mutate or keep
     num_prompt_tokens: int
     max_nodes: int  # >= 1 whenever propose() is called with this request
     sampling: SamplingParams
-    seed: int  # the request's own seed, for coins.* of drafts: stream coins.DRAFT, or the target's noise when coupled
+    seed: int  # the request's own, for coins: stream DRAFT, or the target's noise when coupled
     coupled: bool  # the draft is verified by the coupled rule
     grammar: Any | None = None  # a fork of the request's matcher
 
@@ -47,7 +48,7 @@ class Draft:
 
     tokens: Sequence[int] = ()  # draft nodes, a parent before its children, siblings in draw order
     parents: Sequence[int] = ()  # -1 = the pending token; a chain is (-1, 0, 1, ...)
-    probs: Tensor | None = None  # [n, V] the law each token was really drawn from; None = deterministic
+    probs: Tensor | None = None  # [n, V] the law each was really drawn from; None = deterministic
     confidence: Sequence[float] | None = None  # estimated acceptance of each node, for the policy
 
     @classmethod

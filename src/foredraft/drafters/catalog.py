@@ -1,0 +1,126 @@
+"""From the `method` and the options of a `speculative_config` to a drafter.
+
+Knows where drafters are found: built in, announced by installed packages (entry points of the group
+`foredraft.drafters`), or named by a dotted path. Knows no drafter's options: the parameters of its
+constructor are the valid keys. A new built-in drafter is one line in `BUILT_IN`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from foredraft.core.errors import ConfigError
+from foredraft.drafters.interface import Drafter
+
+BUILT_IN: Mapping[str, str] = {
+    "ngram": "foredraft.drafters.ngram:NgramDrafter",
+}
+AUTO = "auto"  # the best at hand for the model
+AUTO_METHOD = "ngram"
+ENTRY_POINT_GROUP = "foredraft.drafters"
+DEFAULT_DRAFT_LENGTH = 4  # where neither the config nor the drafter says
+TARGET_PARAMETER = "target"  # a constructor that names it gets the target model
+# Keys of a speculative config that are nobody's option; named in errors, so that typos are seen.
+COMMON_KEYS = ("method", "num_speculative_tokens", "rejection_sample_method")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltDrafter:
+    """A drafter and how much it drafts where the config says nothing."""
+
+    drafter: Drafter
+    num_speculative_tokens: int
+
+
+def method_names() -> list[str]:
+    """What `method` may be by name: built-in drafters, installed ones, and "auto"."""
+    return sorted({AUTO, *BUILT_IN, *_installed()})
+
+
+def option_names(method: str) -> list[str]:
+    """The option keys that `method` takes. Raises ConfigError for an unknown method."""
+    return [p.name for p in _options(_factory(method))]
+
+
+def build_drafter(
+    method: str, options: Mapping[str, Any] | None = None, target: Any | None = None
+) -> BuiltDrafter:
+    """The drafter that `method` names, made with `options` (a config without its common keys).
+
+    `method` is a name of `method_names`, "package.module:Class" or "package.module.Class". A
+    built-in drafter goes before an installed one of the same name. `target`, the loaded model, is
+    given to constructors that have a parameter of that name.
+
+    Raises ConfigError for an unknown method or option, a missing option, a path that cannot be
+    imported, and an object that is no drafter.
+    """
+    factory = _factory(method)
+    arguments = dict(options or {})
+    _check_options(method, _options(factory), arguments)
+    if TARGET_PARAMETER in inspect.signature(factory).parameters:
+        arguments[TARGET_PARAMETER] = target
+    drafter = factory(**arguments)
+    if not isinstance(drafter, Drafter):
+        raise ConfigError(
+            f"speculative method {method!r} gives a {type(drafter).__name__}, which is no drafter: "
+            "it needs capabilities, propose, observe and release"
+        )
+    length = drafter.capabilities.num_speculative_tokens
+    return BuiltDrafter(drafter, DEFAULT_DRAFT_LENGTH if length is None else length)
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _factory(method: str) -> Callable[..., Any]:
+    name = AUTO_METHOD if method == AUTO else method
+    if name in BUILT_IN:
+        return _imported(method, BUILT_IN[name])
+    installed = _installed()
+    if name in installed:
+        return _imported(method, installed[name].value)
+    if "." in name or ":" in name:
+        return _imported(method, name)
+    raise ConfigError(
+        f"unknown speculative method {method!r}; valid are {', '.join(method_names())}, "
+        'or a path "package.module:Class"'
+    )
+
+
+def _imported(method: str, path: str) -> Callable[..., Any]:
+    try:
+        found: Any = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"cannot import speculative method {method!r}: {error}") from error
+    try:
+        inspect.signature(found)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"speculative method {method!r} names no drafter class") from error
+    factory: Callable[..., Any] = found
+    return factory
+
+
+def _options(factory: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The constructor's named parameters that a config may set."""
+    unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(factory).parameters.values()
+    return [p for p in parameters if p.kind not in unnamed and p.name != TARGET_PARAMETER]
+
+
+def _check_options(method: str, options: list[inspect.Parameter], given: Mapping[str, Any]) -> None:
+    names = [p.name for p in options]
+    for key in given:
+        if key not in names:
+            raise ConfigError(
+                f"unknown option {key!r} for speculative method {method!r}; "
+                f"valid are {', '.join([*COMMON_KEYS, *names])}"
+            )
+    for option in options:
+        if option.default is inspect.Parameter.empty and option.name not in given:
+            raise ConfigError(f"speculative method {method!r} needs the option {option.name!r}")

@@ -1,0 +1,165 @@
+"""N-gram drafting (prompt lookup): what followed the last tokens before will follow them again.
+
+Knows token ids and keeps one index per request; knows no model, text or probability. The draft is
+deterministic, so that it is exact under every acceptance rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from foredraft.core.errors import ConfigError
+from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
+
+DEFAULT_MIN = 2
+DEFAULT_MAX = 4
+DEFAULT_DRAFT_LENGTH = 8
+MATCHES = ("latest", "earliest")
+
+
+@dataclass(frozen=True, slots=True)
+class NgramOptions:
+    """What an `NgramDrafter` was told; raises ConfigError for a value out of range."""
+
+    prompt_lookup_min: int  # shortest n-gram looked up, >= 1
+    prompt_lookup_max: int  # longest n-gram looked up
+    prompt_lookup_match: str  # which earlier occurrence is continued: "latest" or "earliest"
+
+    def __post_init__(self) -> None:
+        for key in ("prompt_lookup_min", "prompt_lookup_max"):
+            _positive(key, getattr(self, key))
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min must be at most prompt_lookup_max = {self.prompt_lookup_max}, "
+                f"got {self.prompt_lookup_min}"
+            )
+        if self.prompt_lookup_match not in MATCHES:
+            raise ConfigError(
+                f"prompt_lookup_match must be one of {', '.join(MATCHES)}, "
+                f"got {self.prompt_lookup_match!r}"
+            )
+
+
+class NgramDrafter:
+    """Continues an earlier occurrence of the last tokens, the longest n-gram first.
+
+    The cost of a step depends on the tokens committed since the last one and on the n-gram lengths,
+    not on the length of the context: each appended token is one entry in the table of each length.
+    """
+
+    capabilities = Capabilities(num_speculative_tokens=DEFAULT_DRAFT_LENGTH)
+
+    def __init__(
+        self,
+        prompt_lookup_min: int | None = None,
+        prompt_lookup_max: int | None = None,
+        prompt_lookup_match: str = "latest",
+    ) -> None:
+        """A bound left out is the default (2 to 4), or the other bound where that lies beyond it.
+
+        Raises ConfigError for a value out of range, naming it.
+        """
+        lowest, highest = prompt_lookup_min, prompt_lookup_max
+        if highest is None:
+            highest = max(
+                DEFAULT_MAX,
+                _positive("prompt_lookup_min", DEFAULT_MIN if lowest is None else lowest),
+            )
+        if lowest is None:
+            lowest = min(DEFAULT_MIN, _positive("prompt_lookup_max", highest))
+        self.options = NgramOptions(lowest, highest, prompt_lookup_match)
+        self._indexes: dict[str, NgramIndex] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        return [self._draft(request) for request in requests]
+
+    def observe(self, results: Sequence[StepResult]) -> None:
+        """Nothing to learn: `propose` reads the committed tokens it has not seen."""
+
+    def release(self, request_id: str) -> None:
+        self._indexes.pop(request_id, None)
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError unless every index agrees with one built from its tokens at once."""
+        for request_id, index in self._indexes.items():
+            if not index.is_consistent():
+                raise RuntimeError(f"the n-gram index of request {request_id} is out of date")
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        index = self._indexes.get(request.id)
+        if index is None:
+            index = self._indexes[request.id] = NgramIndex(self.options)
+        index.extend(request.tokens[len(index.tokens) :])
+        return Draft.chain(index.continuation(request.max_nodes))
+
+
+class NgramIndex:
+    """Where the n-grams of one growing token sequence were seen, for each length in the options.
+
+    `tables[i]` maps an n-gram of length `prompt_lookup_min + i` to the position after its latest
+    (or earliest) occurrence. Keys are the tokens themselves, so a hit is a match. The n-grams that
+    end the sequence are entered only when a token follows them: the suffix never finds itself.
+    """
+
+    def __init__(self, options: NgramOptions) -> None:
+        self.options = options
+        self.tokens: list[int] = []
+        self.lengths = range(options.prompt_lookup_min, options.prompt_lookup_max + 1)
+        self.tables: list[dict[tuple[int, ...], int]] = [{} for _ in self.lengths]
+
+    def extend(self, new: Iterable[int]) -> None:
+        """Append tokens and enter the n-grams that now have a continuation."""
+        known = len(self.tokens)
+        self.tokens.extend(new)
+        total = len(self.tokens)
+        for n, table in zip(self.lengths, self.tables, strict=True):
+            first = max(known, n)
+            if first >= total:
+                continue
+            # The gram that ends before position e starts at e - n, for e in first .. total - 1.
+            grams = zip(
+                *(self.tokens[first - n + j : total - n + j] for j in range(n)), strict=True
+            )
+            entries = zip(grams, range(first, total), strict=True)
+            if self.options.prompt_lookup_match == "latest":
+                table.update(entries)
+            else:
+                for gram, position in entries:
+                    table.setdefault(gram, position)
+
+    def match(self) -> tuple[int, int] | None:
+        """(position after the match, its length) for the longest suffix seen before, or None."""
+        for n, table in zip(reversed(self.lengths), reversed(self.tables), strict=True):
+            position = table.get(tuple(self.tokens[-n:]))
+            if position is not None:
+                return position, n
+        return None
+
+    def continuation(self, limit: int) -> list[int]:
+        """`limit` tokens that follow the match, none without one.
+
+        A match that ends near the end of the sequence is continued by the proposal itself, so that
+        a repetition goes on with its own period.
+        """
+        found = self.match()
+        if found is None:
+            return []
+        position, _ = found
+        copied = self.tokens[position : position + limit]
+        period = len(self.tokens) - position
+        for i in range(len(copied), limit):
+            copied.append(copied[i - period])
+        return copied
+
+    def is_consistent(self) -> bool:
+        """Whether the tables are those of the tokens entered at once."""
+        fresh = NgramIndex(self.options)
+        fresh.extend(self.tokens)
+        return fresh.tables == self.tables
+
+
+def _positive(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{key} must be an integer of 1 or more, got {value!r}")
+    return value
