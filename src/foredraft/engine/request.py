@@ -1,0 +1,195 @@
+"""One sequence being generated: its tokens, a few stored lengths, and what it has been given so
+far.
+
+Knows its own state and how it grows by one token; knows neither the scheduler, nor the model, nor
+any drafter.
+"""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+
+from foredraft.core.acceptance import Origin
+from foredraft.core.counts import AcceptanceCounts
+from foredraft.core.sampling import History, Sampler, SamplingParams
+from foredraft.engine.outputs import (
+    CompletionOutput,
+    RequestMetrics,
+    SpeculativeDecodingMetrics,
+    TokenLogprobs,
+)
+from foredraft.engine.stops import Stop, StopRules, check_stop, safe_text_length
+from foredraft.models.tokenizer import Detokenizer
+
+
+class Status(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """A sequence. `num_computed` chases `num_tokens`; every other length is derived from the two."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        group: str,
+        index: int,
+        sampler: Sampler,
+        rules: StopRules,
+        seed: int,
+        coupled: bool,
+        detokenizer: Detokenizer,
+    ) -> None:
+        self.id = request_id
+        self.group = group  # shared by the completions of one prompt
+        self.index = index  # which of the n completions of its prompt
+        self.params = params
+        self.sampler = sampler
+        self.rules = rules
+        self.seed = seed
+        self.coupled = coupled
+        self.tokens = list(prompt)  # prompt and output; the last one may be pending
+        self.num_prompt = len(prompt)
+        self.num_computed = 0  # positions whose keys and values are in the cache
+        self.pages: list[int] = []
+        self.history: History = sampler.start(prompt)
+        self.status = Status.WAITING
+        self.stop: Stop | None = None
+        self.error: str | None = None
+        self.origins: list[Origin] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        self.counts = AcceptanceCounts()
+        self.text = ""
+        self._detokenizer = detokenizer
+        self._num_shown = 0
+        self._num_drained = 0
+        self._num_first_step_tokens = 0
+        self._admitted = self._first_token = self._last_token = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_remaining(self) -> int:
+        """Committed tokens that are not computed yet: 1 while decoding, more while the prompt is
+        read.
+        """
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def max_draft_nodes(self) -> int:
+        """Draft tokens that could still be emitted beside the extra token of a step."""
+        return self.rules.max_tokens - self.num_output - 1
+
+    @property
+    def worst_case_slots(self) -> int:
+        """Positions this request can ever write, draft nodes included.
+
+        A step with `n` nodes writes `num_tokens + n` slots and `n <= max_draft_nodes`, so the sum
+        never passes this.
+        """
+        return self.num_prompt + self.rules.max_tokens - 1
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def admit(self, pages: list[int], num_computed: int) -> None:
+        """Start running on `pages`, of which the first `num_computed` positions are filled already."""
+        self.pages = pages
+        self.num_computed = num_computed
+        self.status = Status.RUNNING
+        self._admitted = time.perf_counter()
+
+    def append(self, token: int, origin: Origin) -> bool:
+        """Commit one token; True if it ended the request."""
+        self.tokens.append(token)
+        self.history.append(token)
+        self.origins.append(origin)
+        piece = self._detokenizer.push([token])
+        self.text += piece
+        self.stop = check_stop(self.rules, token, self.num_output, self.text, len(piece))
+        return self.stop is not None
+
+    def end_step(self, num_appended: int) -> None:
+        """Note the time of a step that committed `num_appended` tokens."""
+        self._last_token = time.perf_counter()
+        if self.num_output == num_appended:
+            self._first_token = self._last_token
+            self._num_first_step_tokens = num_appended
+
+    def finish(self, stop: Stop, error: str | None = None) -> None:
+        """End for good: settle the text and the reason. The caller has taken the pages back."""
+        self.stop, self.error = stop, error
+        self.status = Status.FINISHED
+        if stop.text_end is None:
+            self.text += self._detokenizer.finish()
+        else:
+            self.text = self.text[: stop.text_end]
+
+    def drain(self) -> tuple[str, list[int], list[Origin]]:
+        """Text, tokens and origins not handed out yet; never text that could still become a stop
+        string.
+        """
+        end = len(self.text)
+        if not self.finished and self.rules.stop_strings:
+            end = safe_text_length(self.rules.stop_strings, self.text)
+        text, tokens = self.text[self._num_shown : end], self.tokens[self.num_prompt :]
+        fresh = tokens[self._num_drained :]
+        origins = self.origins[self._num_drained :]
+        self._num_shown, self._num_drained = max(end, self._num_shown), len(tokens)
+        return text, fresh, origins
+
+    def output(self, num_spec_tokens: int) -> CompletionOutput:
+        """The completion of a finished request."""
+        stop = self.stop or Stop("abort")
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=self.tokens[self.num_prompt :],
+            origins=list(self.origins),
+            finish_reason=stop.finish_reason,
+            stop_reason=stop.stop_reason,
+            logprobs=None if self.params.logprobs is None else list(self.logprobs),
+            error=self.error,
+            metrics=self._metrics(num_spec_tokens),
+        )
+
+    def _metrics(self, num_spec_tokens: int) -> RequestMetrics:
+        return RequestMetrics(
+            speculative_decoding=SpeculativeDecodingMetrics.from_counts(
+                self.counts, num_spec_tokens
+            ),
+            num_steps=max(0, self.counts.num_steps - 1),
+            num_generated_tokens=self.num_output,
+            num_first_step_tokens=self._num_first_step_tokens,
+            prefill_seconds=max(0.0, self._first_token - self._admitted),
+            decode_seconds=max(0.0, self._last_token - self._first_token),
+        )
+
+    def check_integrity(self, page_size: int) -> None:
+        """Raise AssertionError if the stored lengths contradict each other."""
+        assert 0 <= self.num_computed <= self.num_tokens, (self.num_computed, self.num_tokens)
+        assert len(self.origins) == self.num_output
+        assert len(set(self.pages)) == len(self.pages)
+        if self.status is Status.RUNNING:
+            assert self.num_computed < self.num_tokens
+            assert len(self.pages) * page_size >= self.worst_case_slots
+            assert self.num_output < self.rules.max_tokens
+            assert self.counts.num_emitted_tokens == self.num_output
+        else:
+            assert not self.pages, f"{self.status} request {self.id} holds pages {self.pages}"
+        if self.params.logprobs is not None:
+            assert len(self.logprobs) == self.num_output

@@ -1,0 +1,92 @@
+"""Law 1, end to end: sequences sampled by the engine follow the target's enumerated law."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from foredraft.testing.models import tiny_model
+from scipy import stats
+
+from foredraft import LLM, SamplingParams
+from foredraft.cache.tensors import KVCache
+from foredraft.kernels.interface import Segment
+from foredraft.models.interface import FlatBatch
+from foredraft.testing.drafters import RepeatDrafter, SkewedDrafter, TreeDrafter
+
+VOCAB, PROMPT, LENGTH = 6, [1, 4, 2], 3
+
+
+@pytest.fixture(scope="module")
+def small():
+    return tiny_model(seed=3, vocab_size=VOCAB)
+
+
+def enumerate_law(model, temperature):
+    """P of every continuation of LENGTH tokens, `[VOCAB ** LENGTH]`."""
+    c = model.config
+    total = len(PROMPT) + LENGTH
+    cache = KVCache(c.num_layers, 1, c.num_kv_heads, total, c.head_dim, model.dtype, model.device)
+    law = []
+    for tail in itertools.product(range(VOCAB), repeat=LENGTH):
+        tokens = [*PROMPT, *tail]
+        batch = FlatBatch(tokens, [Segment(0, total, (), [0])], list(range(total)))
+        rows = torch.softmax(model.model.run(batch, cache).logits.double() / temperature, dim=-1)
+        p = 1.0
+        for i, token in enumerate(tail):
+            p *= float(rows[len(PROMPT) - 1 + i, token])
+        law.append(p)
+    return law
+
+
+def skewed_law(context):
+    weights = torch.arange(1, VOCAB + 1, dtype=torch.float64).roll(int(context[-1]) + len(context))
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize(
+    ("drafter", "runs", "rule"),
+    [
+        (SkewedDrafter(skewed_law), 20_000, "standard"),
+        (SkewedDrafter(skewed_law), 4_000, "coupled"),
+        (RepeatDrafter(2), 4_000, "standard"),
+        (TreeDrafter(RepeatDrafter(2), RepeatDrafter(5)), 4_000, "standard"),
+        (None, 4_000, None),
+    ],
+    ids=["skewed", "skewed-coupled", "one-hot", "tree", "plain"],
+)
+def test_sampled_sequences_follow_the_enumerated_law(small, drafter, runs, rule):
+    config = {"num_speculative_tokens": 2, "rejection_sample_method": rule}
+    llm = LLM(
+        small,
+        drafter=drafter,
+        speculative_config=None if drafter is None else config,
+        max_num_seqs=128,
+        max_num_batched_tokens=512,
+        page_size=8,
+        seed=2024,
+    )
+    params = SamplingParams(temperature=0.8, max_tokens=LENGTH, ignore_eos=True)
+    observed = [0] * VOCAB**LENGTH
+    for output in llm.generate([PROMPT] * runs, params):
+        index = 0
+        for token in output.token_ids:
+            index = index * VOCAB + token
+        observed[index] += 1
+    p_value = chi_square(observed, enumerate_law(small, 0.8))
+    assert p_value >= 1e-3
+
+
+def chi_square(observed, law):
+    """p-value of the counts under the law, cells with fewer than 5 expected pooled into one."""
+    runs = sum(observed)
+    cells = sorted(zip(law, observed, strict=True), reverse=True)
+    large = [(p * runs, n) for p, n in cells if p * runs >= 5]
+    small_expected = runs - sum(e for e, _ in large)
+    small_observed = runs - sum(n for _, n in large)
+    if small_expected >= 5:
+        large.append((small_expected, small_observed))
+    expected, counts = zip(*large, strict=True)
+    scale = sum(counts) / sum(expected)
+    return float(stats.chisquare(counts, [e * scale for e in expected]).pvalue)
