@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from foredraft.core.errors import ModelError
 from foredraft.models.rope import Divisors, Rope
 
+# Far above every model there is; a header that claims more would only fill the memory.
+MAX_LAYERS = 4096
+MAX_POSITIONS = 2**24
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -38,6 +42,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, size, limit in (
+            ("num_layers", self.num_layers, MAX_LAYERS),
+            ("max_position_embeddings", self.max_position_embeddings, MAX_POSITIONS),
+        ):
+            if size > limit:
+                raise ModelError(f"{self.architecture}: {name} is {size}, at most {limit} fit")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.architecture}: {self.num_heads} attention heads cannot share "

@@ -55,7 +55,7 @@ class SafetensorsWeights(Mapping[str, Tensor]):
     def _open(self, directory: Path, file: str) -> None:
         try:
             handle = safe_open(directory / file, framework="pt")
-            names = list(handle.keys())
+            names = list(handle.keys())  # noqa: SIM118 - a handle is not iterable
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"{directory / file}: not readable as safetensors ({error})"

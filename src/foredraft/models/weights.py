@@ -79,7 +79,7 @@ class Reader:
         self.num_bytes = 0  # of what has been read, as kept
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor `name` in `dtype` (default: the weights'); ModelError for another shape or kind."""
+        """The tensor `name` in `dtype` (default: the weights'). ModelError for a wrong one."""
         tensor, expected = self._weights[name], self._shapes[name]
         if tuple(tensor.shape) != expected:
             raise ModelError(
