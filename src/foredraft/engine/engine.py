@@ -65,7 +65,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Run one step; the requests that it changed. An exception leaves every request as it was."""
+        """Run one step; the requests it changed. After an exception no request has a new token."""
         plan = self.scheduler.schedule()
         drafts = self._propose(plan)
         windows, batch = build_windows(plan.rows, drafts, self.model.config.vocab_size)

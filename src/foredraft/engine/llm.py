@@ -17,7 +17,7 @@ from foredraft.cache.tensors import KVCache
 from foredraft.core.coins import mix
 from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import Sampler, SamplingParams
-from foredraft.drafters.catalog import build_drafter
+from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter
 from foredraft.drafters.interface import Drafter
 from foredraft.engine.config import EngineConfig, SpeculativeConfig
 from foredraft.engine.engine import Engine, Tap
@@ -30,9 +30,6 @@ from foredraft.planning.policy import FixedWidth
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
-DEFAULT_NUM_SPECULATIVE_TOKENS = (
-    4  # for a drafter given as an object, when the configuration names no number
-)
 
 
 class LLM:
@@ -213,6 +210,7 @@ class LLM:
             self.loaded.config.vocab_size,
             eos | rules.stop_token_ids,
             self.loaded.model.kernels.row_math,
+            self.loaded.device,
         )
         group_id = f"request-{number}"
         group = _Group(
@@ -256,15 +254,17 @@ class LLM:
                 )
 
     def _make_drafter(self, drafter: Drafter | None) -> tuple[Drafter | None, int]:
+        """The drafter and the most draft tokens a step; an object goes before the configuration."""
         config = self.speculative
         if drafter is not None:
-            asked = None if config is None else config.num_speculative_tokens
-            return drafter, DEFAULT_NUM_SPECULATIVE_TOKENS if asked is None else asked
-        if config is None:
+            default = drafter.capabilities.num_speculative_tokens or DEFAULT_DRAFT_LENGTH
+        elif config is None:
             return None, 0
-        built = build_drafter(config.method, config.options, self.loaded)
-        width = config.num_speculative_tokens
-        return built.drafter, built.num_speculative_tokens if width is None else width
+        else:
+            built = build_drafter(config.method, config.options, self.loaded)
+            drafter, default = built.drafter, built.num_speculative_tokens
+        asked = None if config is None else config.num_speculative_tokens
+        return drafter, default if asked is None else asked
 
     def _engine_config(
         self, max_model_len: int | None, kv_cache_gib: float, dtype: torch.dtype, **sizes: Any
@@ -329,7 +329,7 @@ def _as_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:
 
 
 def _cache_dtype(kv_dtype: str, loaded: LoadedModel) -> torch.dtype:
-    """Keys and values: float32 on a CPU (float64 for a float64 model), the model's dtype elsewhere."""
+    """float32 on a CPU (float64 for a float64 model), the model's dtype elsewhere."""
     names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
     if kv_dtype == "auto":
         if loaded.dtype == torch.float64 or torch.device(loaded.device).type != "cpu":

@@ -61,7 +61,7 @@ class SpeculativeDecodingMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """What one request cost. Seconds are wall clock and include the requests it shared steps with."""
+    """What one request cost. Seconds are wall clock; requests that share steps share them."""
 
     speculative_decoding: SpeculativeDecodingMetrics
     num_steps: int  # passes of the target after the one that emitted the first token

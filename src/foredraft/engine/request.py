@@ -30,7 +30,7 @@ class Status(StrEnum):
 
 
 class Request:
-    """A sequence. `num_computed` chases `num_tokens`; every other length is derived from the two."""
+    """A sequence. `num_computed` chases `num_tokens`; every other length derives from the two."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Request:
         return self.status is Status.FINISHED
 
     def admit(self, pages: list[int], num_computed: int) -> None:
-        """Start running on `pages`, of which the first `num_computed` positions are filled already."""
+        """Start running on `pages`, whose first `num_computed` positions are filled already."""
         self.pages = pages
         self.num_computed = num_computed
         self.status = Status.RUNNING

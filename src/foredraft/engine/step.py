@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foredraft.core import coins
 from foredraft.core.acceptance import Verdict, draw_from, match, rejection
-from foredraft.core.errors import InvalidRequest
+from foredraft.core.errors import UserError
 from foredraft.core.row_math import RowMath
 from foredraft.core.sampling import History
 from foredraft.core.trees import Topology, topology
@@ -131,7 +131,7 @@ def verify(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> list
         rows = logits[root : root + 1 + window.num_nodes]
         try:
             outcomes.append(Outcome(_verify_one(window, rows, row_math)))
-        except InvalidRequest as error:
+        except UserError as error:  # bans that leave no token, logits that are not numbers
             outcomes.append(Outcome(None, str(error)))
     return outcomes
 
