@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -19,6 +22,8 @@ def test_layers_have_the_shape_of_the_kernels_interface() -> None:
         assert tensor.shape == (3, 2, 4, 8)
         assert tensor.dtype == torch.float64
         assert torch.count_nonzero(tensor) == 0
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % 64 == 0
     assert made.page_size == 4
 
 
@@ -56,3 +61,16 @@ def test_sizes_below_one_are_errors() -> None:
         KVCache(1, 1, 1, 0, 8, torch.float32, "cpu")
     with pytest.raises(ValueError, match="num_pages"):
         KVCache(1, -1, 1, 4, 8, torch.float32, "cpu")
+
+
+def test_unused_pages_take_no_memory() -> None:
+    before = resident_bytes()
+    made = KVCache(4, 2**16, 2, 16, 32, torch.float32, "cpu")
+    assert made.num_bytes == 2**31
+    made.keys[0][7].fill_(1.0)
+    assert resident_bytes() - before < 2**28
+
+
+def resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -5,14 +5,21 @@ Knows shapes, dtypes and devices; knows no request and does not know which pages
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+CACHE_LINE = 64  # bytes
 
 
 class KVCache:
     """Keys and values of all layers, `[P, Hkv, page_size, D]` each, zero at the start.
+
+    On a CPU the memory of a page is taken from the system when the page is first written, so that a
+    large cache costs nothing until it is used.
 
     Zero rather than uninitialised: the reference kernels multiply a masked slot's value by a weight
     of 0, and 0 times a NaN left in memory would be NaN.
@@ -48,8 +55,8 @@ class KVCache:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = torch.device(device)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.keys = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
+        self.values = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
 
     @staticmethod
     def bytes_per_page(
@@ -85,3 +92,13 @@ class KVCache:
 
 def _copy_rows(tensor: Tensor, source: Tensor, destination: Tensor) -> None:
     tensor.index_copy_(0, destination, tensor.index_select(0, source))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that start on a cache line. `torch.zeros` would write, and so take, all of them."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = torch.from_numpy(np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8))
+    start = -raw.data_ptr() % CACHE_LINE
+    return raw[start : start + num_bytes].view(dtype).view(shape)

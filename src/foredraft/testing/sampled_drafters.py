@@ -1,0 +1,112 @@
+"""Drafters that draw from a known law: the target's own, or one that differs from it.
+
+Know a law per context and the coins of the request; know no engine. In the coupled rule they use
+the target's own noise, `argmax(log q + G)`; in the rejection rule each token is drawn with a coin
+of the stream `DRAFT`, keyed as that rule's other coins are: by the position of the step's first
+token, and the offset in the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from foredraft.core import coins
+from foredraft.core.acceptance import draw_from
+from foredraft.core.row_math import RowMath, TorchRowMath
+from foredraft.core.sampling import Sampler
+from foredraft.drafters.interface import Capabilities, Draft, DraftRequest
+from foredraft.testing.drafters import ScriptedDrafter
+
+Context = tuple[int, ...]  # prompt and output, the tokens drafted so far included
+Rows = Callable[[Context], Tensor]  # what belongs to the token after a context: `[V]` numbers
+
+
+class SkewedDrafter(ScriptedDrafter):
+    """Draws from `law(context)`, `[V]` probabilities q of the next token, whatever the target's.
+
+    `Draft.probs` is that law in the rejection rule and None in the coupled one. Sampling parameters
+    of the request do not change the law. Raises ValueError for a law that is none.
+    """
+
+    capabilities = Capabilities(deterministic=False)
+
+    def __init__(self, law: Rows, row_math: RowMath | None = None) -> None:
+        self.law = law
+        self.row_math = TorchRowMath() if row_math is None else row_math
+
+    def draft(self, request: DraftRequest) -> Draft:
+        context = tuple(request.tokens)
+        first = len(context)
+        laws = []
+        for i in range(request.max_nodes):
+            law = _checked(self.law(context))
+            if request.coupled:
+                position = len(context)
+                token = self.row_math.coupled_argmax(law.log(), request.seed, position)
+            else:
+                coin = coins.coin(request.seed, first, coins.DRAFT, i)
+                token = draw_from(law, coin, self.row_math)
+                laws.append(law)
+            context = (*context, token)
+        return Draft.chain(context[first:], torch.stack(laws) if laws else None)
+
+
+class SelfDrafter(ScriptedDrafter):
+    """The target as its own drafter: `logits(context)` are the target's, `[V]`, unprocessed.
+
+    They go through the request's own processors. Greedy and coupled drafts are the tokens that the
+    target will choose; otherwise tokens are drawn from the target's law, which `Draft.probs` holds.
+    `eos_token_ids` are the target's, which `min_tokens` bans.
+    """
+
+    capabilities = Capabilities(deterministic=False)
+
+    def __init__(
+        self,
+        logits: Rows,
+        eos_token_ids: frozenset[int] = frozenset(),
+        row_math: RowMath | None = None,
+    ) -> None:
+        self.logits = logits
+        self.eos_token_ids = eos_token_ids
+        self.row_math = TorchRowMath() if row_math is None else row_math
+
+    def draft(self, request: DraftRequest) -> Draft:
+        committed = tuple(request.tokens)
+        row = self.logits(committed)
+        sampler = self._sampler(request, row)
+        history = sampler.start(committed[: request.num_prompt_tokens])
+        for token in committed[request.num_prompt_tokens :]:
+            history.append(token)
+        drafted: list[int] = []
+        laws = []
+        while True:
+            path = history.extended(drafted)
+            if request.coupled or sampler.greedy:
+                position = len(committed) + len(drafted)
+                drafted.append(sampler.token(row, path, request.seed, position))
+            else:
+                coin = coins.coin(request.seed, len(committed), coins.DRAFT, len(drafted))
+                laws.append(sampler.law(row, path))
+                drafted.append(draw_from(laws[-1], coin, self.row_math))
+            if len(drafted) >= request.max_nodes:
+                return Draft.chain(drafted, torch.stack(laws) if laws else None)
+            row = self.logits((*committed, *drafted))
+
+    def _sampler(self, request: DraftRequest, row: Tensor) -> Sampler:
+        params = request.sampling
+        ends = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            ends |= self.eos_token_ids
+        return Sampler(params, row.shape[-1], ends, self.row_math, row.device)
+
+
+def _checked(law: Tensor) -> Tensor:
+    law = law.to(torch.float64)
+    total = float(law.sum())
+    if law.dim() != 1 or float(law.min()) < 0.0 or abs(total - 1.0) > 1e-9:
+        raise ValueError(f"a law must be [V] probabilities that add up to 1, got {law.tolist()}")
+    return law
