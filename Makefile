@@ -1,25 +1,48 @@
 # Every target sets up what it needs: `make demo` on a bare machine with Python, g++ and make is enough.
-PYTHON ?= python3
+# Without g++ all of it works too, on the slower reference kernels.
+
+# The first Python that is new enough.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# torch goes first, on its own. Where your package index serves a build with GPU libraries and you want the small one:
+# make setup TORCH='torch==2.13.0 --index-url <an index of CPU builds>'
 TORCH ?= torch==2.13.0
 STAMP := $(VENV)/.foredraft-installed
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+FOREDRAFT := $(BIN)/foredraft
+MODEL ?= smollm2-135m
+PROMPTS := benchmarks/data/bench.jsonl
+RESULTS := benchmarks/results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench identity sanitize clean
+.PHONY: help setup demo test check bench identity report picture sanitize clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## Create .venv with torch's CPU build, the compiled kernels and the developer tools
+setup: $(STAMP)  ## Create .venv with torch, the compiled kernels and the developer tools
 
-# torch first and pinned: a bare `torch` requirement would pull gigabytes of CUDA libraries.
 $(STAMP): $(SOURCES)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $(STAMP)
+	@test -x $(BIN)/python || { \
+	  test -n "$(PYTHON)" || { echo "foredraft needs Python 3.11 or newer: install python3.11, python3.11-venv"; exit 1; }; \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "foredraft needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`"; exit 1; }; \
+	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	    || { echo "$(PYTHON) can't make virtual environments: install python3-venv (apt-get install python3-venv)"; exit 1; }; \
+	  command -v c++ >/dev/null || echo "no C++ compiler found: the slower reference kernels will run (apt-get install g++)"; \
+	  echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing $(TORCH)"
+	@$(PIP) $(TORCH)
+	@echo "building foredraft and installing the developer tools"
+	@$(PIP) --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: setup  ## Generate with and without speculation: a chat prompt, then a copy-heavy one
+	$(FOREDRAFT) generate $(MODEL) --compare --max-tokens 128 --prompt-file examples/chat.txt
+	$(FOREDRAFT) generate $(MODEL) --compare --max-tokens 256 --prompt-file examples/edit.txt
 
 test: setup  ## Run the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest
@@ -30,5 +53,20 @@ check: setup  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+bench: setup  ## Measure kernels and decoding (about an hour, on a quiet machine), then the README's table
+	$(FOREDRAFT) bench kernels --output $(RESULTS)/kernels.json
+	$(FOREDRAFT) bench decode $(MODEL) --workload $(PROMPTS) --dtype bfloat16 --peer transformers \
+	  --output $(RESULTS)/decode.json
+	$(MAKE) report
+
+identity: setup  ## Compare tokens and logits with plain decoding's, on all prompts
+	$(FOREDRAFT) bench identity $(MODEL) --workload $(PROMPTS) --output $(RESULTS)/identity.json
+
+report: setup  ## Write the README's table of figures from benchmarks/results
+	$(BIN)/python -m foredraft.bench.report README.md $(RESULTS)
+
+picture: setup  ## Run the demo and draw its terminal output into docs/demo.svg
+	$(BIN)/python docs/draw_demo.py docs/demo.svg $(MODEL)
+
 clean:  ## Remove the virtual environment and build outputs
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

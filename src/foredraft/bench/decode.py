@@ -1,0 +1,164 @@
+"""`foredraft bench decode`: the speed of decoding, plain and speculative, one request at a time.
+
+Knows engines, prompts and clocks of the engine's own metrics. Plain decoding is always the first
+run, in the same process and interleaved with the others prompt by prompt, in an order that turns
+round each time, so that a drift of the machine falls on all alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foredraft.bench.peers import run_peer
+from foredraft.bench.provenance import provenance, usable_cores
+from foredraft.bench.samples import Run, Sample, identical, summarise
+from foredraft.bench.workload import Item
+from foredraft.core.errors import InvalidRequest
+from foredraft.core.sampling import SamplingParams
+from foredraft.engine.llm import LLM
+from foredraft.engine.outputs import RequestMetrics, RequestOutput
+from foredraft.models.load import LoadedModel
+from foredraft.models.tokenizer import Tokenizer
+
+WARM_UP_TOKENS = 8
+Progress = Callable[[str, int, int], None]  # what, done, of
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSettings:
+    """What `bench decode` measures."""
+
+    configs: Sequence[Mapping[str, Any]]  # speculative configurations beside plain decoding
+    max_tokens: int = 128
+    repeats: int = 1
+    peers: Sequence[str] = ()
+
+
+def first_turn_ids(tokenizer: Tokenizer, item: Item) -> list[int]:
+    """Token ids of the first user turn, in the chat template if the model has one."""
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode_prompt(item.turns[0])
+    return tokenizer.apply_chat_template([{"role": "user", "content": item.turns[0]}])
+
+
+def label_of(config: Mapping[str, Any] | None) -> str:
+    """A short name for a configuration: `plain`, `ngram num_speculative_tokens=4`."""
+    if config is None:
+        return "plain"
+    rest = [f"{key}={value}" for key, value in config.items() if key != "method"]
+    return " ".join([str(config.get("method", "auto")), *rest])
+
+
+def sample_of(output: RequestOutput) -> Sample:
+    """The counts and seconds of a finished request."""
+    metrics: RequestMetrics = output.metrics
+    speculation = metrics.speculative_decoding
+    drafts = speculation.num_spec_steps
+    return Sample(
+        token_ids=tuple(output.token_ids),
+        tokens=metrics.num_generated_tokens - metrics.num_first_step_tokens,
+        seconds=metrics.decode_seconds,
+        steps=metrics.num_steps,
+        drafts=drafts,
+        drafted=speculation.num_draft_tokens,
+        accepted=speculation.num_accepted_draft_tokens,
+        accepted_by_position=tuple(rate * drafts for rate in speculation.acceptance_by_position),
+    )
+
+
+def bench_decode(
+    loaded: LoadedModel, items: Sequence[Item], settings: DecodeSettings, progress: Progress
+) -> dict[str, Any]:
+    """Measure and summarise; the form is DESIGN's section 8 with provenance beside it.
+
+    Raises InvalidRequest for a prompt that does not fit, naming its id.
+    """
+    prompts = {item.id: first_turn_ids(loaded.tokenizer, item) for item in items}
+    tasks = {item.id: item.task for item in items}
+    runs = _measure(loaded, prompts, settings, progress)
+    plain = runs[0]
+    runs.extend(_peer_runs(loaded, prompts, settings, progress))
+    return {
+        "kind": "decode",
+        **provenance(),
+        "model": loaded.name,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "kernels": loaded.model.kernels.name,
+        "max_tokens": settings.max_tokens,
+        "repeats": settings.repeats,
+        "prompts": len(items),
+        "runs": [summarise(run, plain, tasks) for run in runs],
+    }
+
+
+def _measure(
+    loaded: LoadedModel,
+    prompts: Mapping[str, Sequence[int]],
+    settings: DecodeSettings,
+    progress: Progress,
+) -> list[Run]:
+    configs: list[Mapping[str, Any] | None] = [None, *settings.configs]
+    runs = [Run(label_of(config), config) for config in configs]
+    engines = [LLM(loaded, speculative_config=config, max_num_seqs=1) for config in configs]
+    pairs = list(zip(engines, runs, strict=True))
+    params = SamplingParams(max_tokens=settings.max_tokens, temperature=0.0)
+    warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
+    for engine in engines:
+        engine.generate([list(next(iter(prompts.values())))], warm_up)
+    total, done = len(prompts) * settings.repeats, 0
+    for repeat in range(settings.repeats):
+        for number, (prompt_id, ids) in enumerate(prompts.items()):
+            forward = (repeat + number) % 2 == 0
+            for engine, run in pairs if forward else reversed(pairs):
+                try:
+                    output = engine.generate([list(ids)], params)[0]
+                except InvalidRequest as error:
+                    raise InvalidRequest(f"prompt {prompt_id!r}: {error}") from None
+                run.add(prompt_id, sample_of(output))
+            done += 1
+            progress("decode", done, total)
+    return runs
+
+
+def _peer_runs(
+    loaded: LoadedModel,
+    prompts: Mapping[str, Sequence[int]],
+    settings: DecodeSettings,
+    progress: Progress,
+) -> list[Run]:
+    """Each peer at each dtype, in a process of its own, after ours."""
+    runs: list[Run] = []
+    for name in settings.peers:
+        done = 0
+
+        def count(_words: str, name: str = name) -> None:
+            nonlocal done
+            done += 1
+            progress(name, done, 2 * len(prompts))
+
+        found = run_peer(
+            name,
+            Path(loaded.path),
+            list(prompts.values()),
+            max_tokens=settings.max_tokens,
+            eos_token_ids=sorted(loaded.eos_ids),
+            threads=loaded.num_threads or usable_cores(),
+            progress=count,
+        )
+        for dtype, answers in found.items():
+            run = Run(f"{name} {dtype}", None, peer=name)
+            for prompt_id, answer in zip(prompts, answers, strict=True):
+                run.add(prompt_id, _peer_sample(answer))
+            runs.append(run)
+    return runs
+
+
+def _peer_sample(answer: Mapping[str, Any]) -> Sample:
+    ids = tuple(answer["token_ids"])
+    return Sample(ids, tokens=len(ids) - 1, seconds=answer["seconds"], steps=len(ids) - 1)
+
+
+__all__ = ["DecodeSettings", "bench_decode", "first_turn_ids", "identical", "label_of"]

@@ -1,0 +1,180 @@
+"""The README's table of measured figures, written from the result files and from nothing else.
+
+`python -m foredraft.bench.report README.md benchmarks/results`. Knows the form of results; knows
+nothing of measuring.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BEGIN = "<!-- figures: begin (written by `make report`; do not edit) -->"
+END = "<!-- figures: end -->"
+ROWS_SHOWN = (1, 4, 256)
+
+Result = Mapping[str, Any]
+
+
+def figures(results: Path) -> str:
+    """Markdown for all result files of a folder, by kind. Raises ValueError for an unknown kind."""
+    loaded = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))
+    ]
+    for result in loaded:
+        if result.get("kind") not in SECTIONS:
+            raise ValueError(
+                f"result of kind {result.get('kind')!r}; valid are {', '.join(SECTIONS)}"
+            )
+    sections = [
+        section(result)
+        for kind, section in SECTIONS.items()
+        for result in loaded
+        if result["kind"] == kind
+    ]
+    return (
+        "\n\n".join(sections)
+        if sections
+        else "No results yet: run `make bench` and `make identity`."
+    )
+
+
+def update(page: Path, results: Path) -> bool:
+    """Rewrite a page between its markers; True if it changed. ValueError if it has none."""
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} lacks the markers {BEGIN} and {END}")
+    new = f"{before}{BEGIN}\n\n{figures(results)}\n\n{END}{after}"
+    page.write_text(new, encoding="utf-8")
+    return new != text
+
+
+def _decode(result: Result) -> str:
+    plain = result["runs"][0]
+    tasks = list(plain["per_task"])
+    rows = [
+        [
+            run["label"],
+            f"{run['tokens_per_second']:.1f}",
+            _times(run["speedup"]),
+            _number(run["mean_acceptance_length"]) if not run["peer"] else "-",
+            _number(run["mean_step_cost"]) if not run["peer"] else "-",
+            *(_times(run["per_task"][task]["speedup"]) for task in tasks),
+            "yes" if run["identical_to_plain"] else "no",
+        ]
+        for run in result["runs"]
+    ]
+    heading = ["run", "tokens/s", "speed", "acceptance length", "step cost", *tasks, "identical"]
+    limit = result.get("bandwidth_limit_tokens_per_second")
+    words = [
+        f"**Decoding**, {result['model']}, {result['dtype']}, {result['prompts']} prompts, greedy, "
+        f"at most {result['max_tokens']} tokens, one request at a time. Speeds are those after the "
+        "prompt, against plain decoding in the same run, as a whole and by task."
+    ]
+    if limit:
+        words.append(
+            f"Reading the weights once a token allows {limit:.1f} tokens/s of plain decoding here."
+        )
+    return _section(" ".join(words), heading, rows, result)
+
+
+def _kernels(result: Result) -> str:
+    bandwidth = result["read_bandwidth_gb_s"]
+    rows = []
+    for each in result["linear"]:
+        if each["rows"] not in ROWS_SHOWN:
+            continue
+        torch_us = each.get("torch_us")
+        rows.append(
+            [
+                each["format"],
+                " x ".join(map(str, each["shape"])),
+                str(each["rows"]),
+                f"{each['us']:.0f}",
+                f"{each['gb_s']:.1f}",
+                f"{torch_us:.0f}" if torch_us else "-",
+            ]
+        )
+    words = (
+        "**Kernels**: one linear layer, `y[M,N] = x[M,K] W[N,K]^T`. Read bandwidth measured in the "
+        f"same run: {bandwidth:.1f} GB/s."
+    )
+    heading = ["format", "N x K", "rows M", "us", "GB/s", "torch us"]
+    section = _section(words, heading, rows, result)
+    passes = [
+        [each["model"], each["dtype"], str(each["rows"]), str(each["context"]), f"{each['ms']:.2f}"]
+        for each in result.get("forward", ())
+    ]
+    if passes:
+        table = _table(["model", "dtype", "rows", "context", "ms"], passes)
+        section += f"\n\nA whole pass of the model:\n\n{table}"
+    return section
+
+
+def _identity(result: Result) -> str:
+    rows = [
+        [
+            check["name"],
+            str(check["prompts"]),
+            str(check["tokens"]),
+            "compared" if check["compared_logits"] else "not compared",
+            "identical" if check["passed"] else "**differs**",
+        ]
+        for check in result["checks"]
+    ]
+    words = (
+        f"**Identity** with plain decoding, one prompt at a time: {result['model']}, "
+        f"{result['dtype']}, {result['kernels']} kernels, token ids and a hash of the logits "
+        "behind each committed token."
+    )
+    return _section(words, ["check", "prompts", "tokens", "logits", "result"], rows, result)
+
+
+SECTIONS: dict[str, Callable[[Result], str]] = {
+    "decode": _decode,
+    "kernels": _kernels,
+    "identity": _identity,
+}
+
+
+def _section(
+    words: str, heading: Sequence[str], rows: Iterable[Sequence[str]], result: Result
+) -> str:
+    machine, versions = result["machine"], result["versions"]
+    source = (
+        f"{machine['cpu']}, {machine['cores']} cores, torch {versions.get('torch', '?')}, revision "
+        f"{result['revision']}, {result['date'][:10]}: `{' '.join(result['arguments'])}`"
+    )
+    return f"{words}\n\n{_table(heading, rows)}\n\n<sub>{source}</sub>"
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def main() -> int:
+    """Update one page; says what it did on stderr."""
+    if len(sys.argv) != 3:
+        sys.stderr.write("usage: python -m foredraft.bench.report README.md benchmarks/results\n")
+        return 2
+    changed = update(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.stderr.write(f"{sys.argv[1]} {'updated' if changed else 'is up to date'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The arithmetic of benchmark figures, on hand-made samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from foredraft.bench.intervals import bootstrap_interval, spread
+from foredraft.bench.samples import Run, Sample, summarise
+
+TASKS = {"a": "chat", "b": "edit"}
+
+
+def _plain() -> Run:
+    run = Run("plain")
+    run.add("a", Sample((1, 2, 3), tokens=2, seconds=2.0, steps=2))
+    run.add("b", Sample((4, 5, 6, 7, 8), tokens=4, seconds=4.0, steps=4))
+    return run
+
+
+def _speculative() -> Run:
+    run = Run("ngram", {"method": "ngram"})
+    run.add("a", Sample((1, 2, 3), tokens=2, seconds=2.0, steps=2))
+    run.add(
+        "b",
+        Sample(
+            (4, 5, 6, 7, 8), tokens=4, seconds=2.5, steps=2,
+            drafts=2, drafted=4, accepted=2, accepted_by_position=(1.0, 1.0),
+        ),
+    )  # fmt: skip
+    return run
+
+
+def test_speed_is_tokens_over_seconds_of_decoding() -> None:
+    figures = summarise(_speculative(), _plain(), TASKS)
+    assert figures["tokens"] == 6
+    assert figures["tokens_per_second"] == pytest.approx(6 / 4.5)
+    assert figures["speedup"] == pytest.approx(6 / 4.5)
+    assert figures["per_task"]["chat"]["speedup"] == pytest.approx(1.0)
+    assert figures["per_task"]["edit"]["speedup"] == pytest.approx(1.6)
+
+
+def test_speedup_is_emitted_tokens_over_step_cost() -> None:
+    figures = summarise(_speculative(), _plain(), TASKS)
+    assert figures["mean_emitted_tokens"] == pytest.approx(6 / 4)
+    assert figures["mean_step_cost"] == pytest.approx((4.5 / 4) / (6.0 / 6))
+    assert figures["speedup"] == pytest.approx(
+        figures["mean_emitted_tokens"] / figures["mean_step_cost"]
+    )
+
+
+def test_acceptance_counts_drafts_only() -> None:
+    figures = summarise(_speculative(), _plain(), TASKS)
+    assert figures["mean_acceptance_length"] == pytest.approx(2.0)
+    assert figures["acceptance_rate"] == pytest.approx(0.5)
+    assert figures["acceptance_by_position"] == pytest.approx([0.5, 0.5])
+
+
+def test_plain_is_its_own_baseline() -> None:
+    figures = summarise(_plain(), _plain(), TASKS)
+    assert figures["speedup"] == pytest.approx(1.0)
+    assert figures["mean_step_cost"] == pytest.approx(1.0)
+    assert figures["mean_acceptance_length"] == 1.0
+    assert figures["acceptance_by_position"] == []
+    assert figures["identical_to_plain"] is True
+
+
+def test_one_different_token_is_not_identical() -> None:
+    run = _speculative()
+    run.add("a", Sample((1, 2, 9), tokens=2, seconds=1.0, steps=2))
+    assert summarise(run, _plain(), TASKS)["identical_to_plain"] is False
+
+
+def test_repeats_are_taken_by_their_median() -> None:
+    run = _plain()
+    for seconds in (100.0, 2.5):
+        run.add("a", Sample((1, 2, 3), tokens=2, seconds=seconds, steps=2))
+        run.add("b", Sample((4, 5, 6, 7, 8), tokens=4, seconds=4.0, steps=4))
+    assert summarise(run, _plain(), TASKS)["tokens_per_second"] == pytest.approx(6 / 6.5)
+
+
+def test_a_one_token_answer_has_no_speed_and_divides_nothing_by_zero() -> None:
+    plain, run = Run("plain"), Run("ngram", {"method": "ngram"})
+    for each in (plain, run):
+        each.add("a", Sample((1,), tokens=0, seconds=0.0, steps=0))
+    figures = summarise(run, plain, {"a": "chat"})
+    assert figures["tokens_per_second"] == 0.0
+    assert figures["speedup"] is None
+    assert figures["mean_step_cost"] is None
+
+
+def test_spread_and_interval() -> None:
+    assert spread([]) is None
+    assert spread([3.0]) == {"p25": 3.0, "p50": 3.0, "p75": 3.0}
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == {"p25": 2.0, "p50": 3.0, "p75": 4.0}
+    assert bootstrap_interval([1.0], max) is None
+    low, high = bootstrap_interval([1.0, 2.0, 3.0], lambda items: sum(items) / len(items)) or []
+    assert 1.0 <= low < 2.0 < high <= 3.0
+    assert bootstrap_interval([5.0, 5.0], max) == [5.0, 5.0]
