@@ -14,7 +14,7 @@ from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, Step
 
 DEFAULT_MIN = 2
 DEFAULT_MAX = 4
-DEFAULT_DRAFT_LENGTH = 8
+DEFAULT_DRAFT_LENGTH = 3
 MATCHES = ("latest", "earliest")
 
 
