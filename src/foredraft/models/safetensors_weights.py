@@ -54,8 +54,8 @@ class SafetensorsWeights(Mapping[str, Tensor]):
 
     def _open(self, directory: Path, file: str) -> None:
         try:
-            handle = safe_open(directory / file, framework="pt")
-            names = list(handle.keys())  # noqa: SIM118 - a handle is not iterable
+            handle: Any = safe_open(directory / file, framework="pt")
+            names = list(handle.keys())
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"{directory / file}: not readable as safetensors ({error})"

@@ -1,0 +1,280 @@
+"""Chat templates, rendered in a sandbox, with users' words kept apart from the template's.
+
+Knows templates, messages and the strings of control tokens; knows no token id. A control token in
+the result always comes from the template: text that a message brought never becomes one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from foredraft.core.errors import InvalidRequest, ModelError
+
+Message = Mapping[str, Any]
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """A control token's text and whether it swallows the white space before and after it."""
+
+    text: str
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control token at its place in a text, between ordinary pieces (plain `str`)."""
+
+    text: str
+
+
+Piece = str | Control
+
+
+class ControlSplitter:
+    """Finds control tokens in text that may hold them: the longest at each place, left to right."""
+
+    def __init__(self, tokens: Sequence[ControlToken]) -> None:
+        self.texts = sorted((token.text for token in tokens if token.text), key=len, reverse=True)
+        self.first_characters = frozenset(text[0] for text in self.texts)
+        by_text = {token.text: token for token in tokens}
+        self._pattern = re.compile("|".join(_pattern(by_text[text]) for text in self.texts))
+
+    def split(self, text: str) -> list[Piece]:
+        """`text` cut at its control tokens; no empty pieces."""
+        pieces: list[Piece] = []
+        at = 0
+        for match in self._pattern.finditer(text) if self.texts else ():
+            if match.start() > at:
+                pieces.append(text[at : match.start()])
+            pieces.append(Control(self.texts[(match.lastindex or 1) - 1]))
+            at = match.end()
+        if at < len(text):
+            pieces.append(text[at:])
+        return pieces
+
+
+def _pattern(token: ControlToken) -> str:
+    before, after = r"\s*" if token.lstrip else "", r"\s*" if token.rstrip else ""
+    return f"{before}({re.escape(token.text)}){after}"
+
+
+class ChatTemplate:
+    """A compiled template. `variables` are the strings it may use (`bos_token`, `eos_token`, ...).
+
+    How text is kept apart: a mark, a character that occurs in no message, is put inside everything
+    in a message that could be or become (part of) a control token; the template is rendered; the
+    control tokens that are found have no mark inside, so the template wrote them; the marks are
+    taken out. Templates that trim, cut, search or compare messages see the user's text unchanged
+    but for those marks. Should a template delete text inside a message, and so join the halves of a
+    control token, a second rendering with marks at every possible beginning of one tells: then that
+    rendering is used. Limit: a template that searches messages for control tokens won't find them.
+
+    Raises ModelError for a template that does not compile.
+    """
+
+    def __init__(
+        self, source: str, variables: Mapping[str, str], splitter: ControlSplitter
+    ) -> None:
+        self.source = source
+        self._variables = dict(variables)
+        self._splitter = splitter
+        texts = splitter.texts
+        self._longest = max(map(len, texts), default=0)
+        self._heads = {text[:size] for text in texts for size in range(1, len(text))}
+        self._tails = {text[size:] for text in texts for size in range(1, len(text))}
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"chat template does not compile: {error}") from error
+        except RecursionError as error:
+            raise ModelError("chat template is nested too deeply") from error
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, nothing kept apart. Raises InvalidRequest; see `pieces`."""
+        return self._render(checked_messages(messages), add_generation_prompt)
+
+    def pieces(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True
+    ) -> list[Piece]:
+        """Ordinary text and the template's control tokens, in order.
+
+        Raises InvalidRequest for messages that are malformed or that the template refuses.
+        """
+        checked = checked_messages(messages)
+        contents = [message["content"] for message in checked]
+        mark = _absent_character([*contents, self.source])
+        found = self._marked(checked, add_generation_prompt, mark, self._suspects)
+        if not self._splitter.first_characters.isdisjoint(set().union(*contents)):
+            strict = self._marked(checked, add_generation_prompt, mark, self._beginnings)
+            found = found if _controls(found) == _controls(strict) else strict
+        unmarked = [p.replace(mark, "") if isinstance(p, str) else p for p in found]
+        return [piece for piece in unmarked if piece]
+
+    def _marked(
+        self,
+        messages: Sequence[dict[str, str]],
+        add_generation_prompt: bool,
+        mark: str,
+        places: Callable[[str], set[int]],
+    ) -> list[Piece]:
+        marked = [
+            message | {"content": _insert(message["content"], places(message["content"]), mark)}
+            for message in messages
+        ]
+        return self._splitter.split(self._render(marked, add_generation_prompt))
+
+    def _suspects(self, content: str) -> set[int]:
+        """Where to put marks: inside whole control tokens, and at what an edge could complete."""
+        places: set[int] = set()
+        end = len(content.rstrip())
+        start = len(content) - len(content.lstrip())
+        for text in self._splitter.texts:
+            at = content.find(text)
+            while at >= 0:
+                places.add(at + 1)
+                at = content.find(text, at + 1)
+        for size in range(1, self._longest):
+            for edge in {end, len(content)}:
+                if edge >= size and content[edge - size : edge] in self._heads:
+                    places.add(edge - size + 1)
+            for edge in {start, 0}:
+                if content[edge : edge + size] in self._tails:
+                    places.add(edge + size - 1)
+        return places
+
+    def _beginnings(self, content: str) -> set[int]:
+        """Marks behind every character with which a control token begins."""
+        first = self._splitter.first_characters
+        return self._suspects(content) | {i + 1 for i, c in enumerate(content) if c in first}
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._variables,
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"chat template: {error}") from error
+        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(
+                f"chat template failed on these messages ({type(error).__name__}: {error})"
+            ) from error
+
+
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages as plain dictionaries of `role` and `content`; text parts are joined.
+
+    Raises InvalidRequest that names the message and what is wrong with it.
+    """
+    if isinstance(messages, str | Mapping) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message")
+    return [_checked(message, index) for index, message in enumerate(messages)]
+
+
+def _checked(message: Message, index: int) -> dict[str, str]:
+    name = f"message {index}"
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{name} is a {type(message).__name__}, expected role and content")
+    unknown = sorted(set(message) - {"role", "content"})
+    if unknown:
+        raise InvalidRequest(f"{name} has {unknown[0]!r}; supported are 'role' and 'content'")
+    role, content = message.get("role"), message.get("content")
+    # The role goes through the template unmarked: hence only letters, digits, '_' and '-'.
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise InvalidRequest(f"{name} has role {role!r}; expected a word such as 'user'")
+    if isinstance(content, list):
+        content = "".join(_text_part(part, name) for part in content)
+    if not isinstance(content, str):
+        raise InvalidRequest(f"{name} has content of type {type(content).__name__}; expected text")
+    return {"role": role, "content": content}
+
+
+def _text_part(part: Any, name: str) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise InvalidRequest(f"{name} has a content part {kind!r}; supported is 'text'")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name} has a text part whose text is a {type(text).__name__}")
+    return text
+
+
+def _insert(content: str, places: set[int], mark: str) -> str:
+    bounds = [0, *sorted(places), len(content)]
+    return mark.join(content[a:b] for a, b in itertools.pairwise(bounds))
+
+
+def _absent_character(texts: Sequence[str]) -> str:
+    used = set().union(*texts)
+    for code in _PRIVATE_USE:
+        if chr(code) not in used:
+            return chr(code)
+    raise InvalidRequest("the messages use up all private-use characters")
+
+
+def _controls(pieces: Sequence[Piece]) -> list[str]:
+    return [piece.text for piece in pieces if isinstance(piece, Control)]
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %} ... {% endgeneration %}`: marks for training, no effect on the text."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 reads this attribute of the class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """As transformers sets it up, so that the same templates give the same text."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.datetime.now().strftime(layout)

@@ -1,0 +1,155 @@
+"""From what a user calls a model to one that runs: a built-in name, a directory, a GGUF file.
+
+Knows the order of the steps; each step's details live in its own module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft.core.errors import ModelError
+from foredraft.kernels.catalog import load_kernels
+from foredraft.kernels.interface import Kernels
+from foredraft.models.config import ModelConfig
+from foredraft.models.decoder import Decoder, activation_dtype
+from foredraft.models.gguf import GGUFFile
+from foredraft.models.gguf_model import config_from_gguf, weights_from_gguf
+from foredraft.models.gguf_tokenizer import tokenizer_from_gguf
+from foredraft.models.hf_config import config_from_json, read_json
+from foredraft.models.interface import Model
+from foredraft.models.registry import BUILT_IN, pull
+from foredraft.models.safetensors_weights import SafetensorsWeights, WithoutCopiedHead
+from foredraft.models.tokenizer import Tokenizer
+from foredraft.models.tokenizer_files import generation_eos_ids, tokenizer_from_directory
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its tokenizer, and the facts others ask about."""
+
+    model: Model
+    tokenizer: Tokenizer
+    config: ModelConfig
+    name: str  # as the user called it
+    path: Path  # the directory or file it came from
+    dtype: torch.dtype  # of the weights
+    device: torch.device
+    weight_bytes: int  # of all weights as kept in memory
+    eos_ids: tuple[int, ...]  # tokens that end a generation
+    num_threads: int | None  # as asked; None leaves it to the kernels
+
+
+def load_model(
+    name_or_path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    kernels: str = "auto",
+    num_threads: int | None = None,
+) -> LoadedModel:
+    """Load a built-in name (fetched on first use), a Hugging Face directory or a `.gguf` file.
+
+    Args:
+        dtype: of the weights: "float32", "bfloat16", "float64" (reference kernels), or "auto":
+            bfloat16 on the native kernels, float32 on the reference kernels.
+        kernels: "auto", "native" or "reference"; see `kernels.catalog.load_kernels`.
+
+    Raises:
+        ModelError: for an unknown name, files that cannot be used, an unknown dtype or kernels
+            that cannot serve it.
+    """
+    path = resolve(name_or_path)
+    place = _device(device)
+    chosen, weight_dtype = _choose(dtype, place, kernels, num_threads)
+    config, weights, tokenizer = _open(path)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ModelError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, "
+            f"the model {config.vocab_size}"
+        )
+    try:
+        decoder = Decoder(config, weights, chosen, weight_dtype, place)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    return LoadedModel(
+        model=decoder,
+        tokenizer=tokenizer,
+        config=config,
+        name=str(name_or_path),
+        path=path,
+        dtype=weight_dtype,
+        device=place,
+        weight_bytes=decoder.weight_bytes,
+        eos_ids=tokenizer.eos_ids,
+        num_threads=num_threads,
+    )
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The file or directory a model's name stands for; a built-in one is fetched if need be.
+
+    Raises ModelError, listing the names, for one that is neither.
+    """
+    if str(name_or_path) in BUILT_IN:
+        return pull(str(name_or_path))
+    path = Path(name_or_path).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    what = "is no .gguf file" if path.is_file() else "does not exist"
+    raise ModelError(
+        f"model {str(name_or_path)!r} {what}; give a Hugging Face directory, a .gguf file or one "
+        f"of the built-in names: {', '.join(sorted(BUILT_IN))}"
+    )
+
+
+def _open(path: Path) -> tuple[ModelConfig, Mapping[str, Tensor], Tokenizer]:
+    if path.is_file():
+        file = GGUFFile(path)
+        config = config_from_gguf(file)
+        tokenizer = tokenizer_from_gguf(file)
+        weights: Mapping[str, Tensor] = weights_from_gguf(file, config)
+        return replace(config, eos_token_ids=tokenizer.eos_ids), weights, tokenizer
+    source = path / "config.json"
+    config = config_from_json(read_json(source), str(source))
+    tokenizer = tokenizer_from_directory(path, generation_eos_ids(path, config.eos_token_ids))
+    weights = SafetensorsWeights(path)
+    if config.tie_word_embeddings:
+        weights = WithoutCopiedHead(weights)
+    return replace(config, eos_token_ids=tokenizer.eos_ids), weights, tokenizer
+
+
+def _choose(
+    dtype: str, device: torch.device, kernels: str, num_threads: int | None
+) -> tuple[Kernels, torch.dtype]:
+    """Kernels and weight dtype that fit each other."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}; valid are auto, {', '.join(DTYPES)}")
+    wanted = DTYPES.get(dtype, torch.float32)
+    try:
+        chosen = load_kernels(kernels, device, activation_dtype(wanted), num_threads)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
+    if dtype == "auto" and chosen.name == "native":
+        wanted = torch.bfloat16
+    return chosen, wanted
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"device {str(device)!r} cannot be used ({reason})") from error
+    return place
