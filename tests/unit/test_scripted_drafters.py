@@ -24,11 +24,12 @@ from foredraft.testing.drafters import (
     RecordingDrafter,
     RepeatDrafter,
     RoutingDrafter,
+    SelfDrafter,
+    SkewedDrafter,
     TreeDrafter,
     WrongAtDrafter,
     merge_chains,
 )
-from foredraft.testing.sampled_drafters import SelfDrafter, SkewedDrafter
 
 V = 6
 PROMPT = (1, 2)

@@ -18,7 +18,7 @@ from foredraft.core.acceptance import draw_from
 from foredraft.core.row_math import RowMath, TorchRowMath
 from foredraft.core.sampling import Sampler
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest
-from foredraft.testing.drafters import ScriptedDrafter
+from foredraft.testing.scripted_drafters import ScriptedDrafter
 
 Context = tuple[int, ...]  # prompt and output, the tokens drafted so far included
 Rows = Callable[[Context], Tensor]  # what belongs to the token after a context: `[V]` numbers
