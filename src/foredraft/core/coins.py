@@ -43,24 +43,19 @@ def bits(
         ValueError: position outside 0 .. 2^64 - 1, stream outside 0 .. 2^32 - 1, or negative n.
     """
     _check(position, stream, n)
-    blocks = torch.arange((n + 3) // 4, dtype=torch.int64, device=device)
-    words = [
-        blocks,
-        torch.full_like(blocks, position & _MASK32),
-        torch.full_like(blocks, stream),
-        torch.full_like(blocks, position >> 32),
-    ]
-    for key0, key1 in _round_keys(seed):
-        # int64 products wrap, which keeps their low 64 bits; the mask undoes the arithmetic shift.
-        product0 = words[0] * _MULTIPLIERS[0]
-        product1 = words[2] * _MULTIPLIERS[1]
-        words = [
-            ((product1 >> 32) & _MASK32) ^ words[1] ^ key0,
-            product1 & _MASK32,
-            ((product0 >> 32) & _MASK32) ^ words[3] ^ key1,
-            product0 & _MASK32,
-        ]
-    return torch.stack(words, dim=1).reshape(-1)[:n]
+    blocks = torch.arange((n + 3) // 4, dtype=torch.int64, device=device)  # [B]
+    # Words 0 and 2 go through the multipliers; 1 and 3 are mixed in. Both halves are [2, B].
+    even = torch.stack([blocks, torch.full_like(blocks, stream)])
+    odd = torch.stack(
+        [torch.full_like(blocks, position & _MASK32), torch.full_like(blocks, position >> 32)]
+    )
+    crossed = torch.tensor(_MULTIPLIERS[::-1], device=device)[:, None]
+    for keys in torch.tensor(_round_keys(seed), device=device)[:, :, None]:
+        # int64 products wrap, which keeps their low 64 bits; the mask undoes the signed shift.
+        product = even.flip(0) * crossed
+        even = ((product >> 32) & _MASK32) ^ odd ^ keys
+        odd = product & _MASK32
+    return torch.stack([even[0], odd[0], even[1], odd[1]], dim=1).reshape(-1)[:n]
 
 
 def coins(

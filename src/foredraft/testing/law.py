@@ -117,9 +117,33 @@ def chain_sequence_law(
     """
     emitted: dict[Prefix, float] = defaultdict(float)
     for draft in drafts:
-        for tokens, probability in _chain_verdicts(rule, target, draft).items():
+        for tokens, probability in emitted_law(rule, target, draft).items():
             emitted[tokens] += draft.weight * probability
     return _continued(emitted, target, length)
+
+
+def emitted_law(rule: ChainRule, target: Law, draft: WeightedDraft) -> dict[Prefix, float]:
+    """The law of the tokens one step emits for one draft: those accepted and the next one."""
+    rows = [target(draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
+
+    def run(accept_coins: Sequence[float], residual_coin: float) -> Verdict:
+        return rule(
+            draft.tokens, lambda node: rows[node + 1], draft.probs, accept_coins, residual_coin
+        )
+
+    thresholds = _accept_thresholds(run, len(draft.tokens))
+    result: dict[Prefix, float] = defaultdict(float)
+    reached = 1.0
+    for accepted in range(len(draft.tokens) + 1):
+        stays = thresholds[accepted] if accepted < len(draft.tokens) else 0.0
+        probability = reached * (1.0 - stays)
+        if probability > 0.0:
+            coins_of_it = _coins_at(len(draft.tokens), accepted, HIGHEST)
+            for token, share in _residual_regions(run, coins_of_it, accepted):
+                result[(*draft.tokens[:accepted], token)] += probability * share
+        reached *= stays
+    _check_regions(run, draft.tokens, thresholds)
+    return result
 
 
 def tree_sequence_law(
@@ -195,30 +219,6 @@ class _Script:
             raise _Unscripted(node)
         _, token = self._drawn.pop(0)
         return token
-
-
-def _chain_verdicts(rule: ChainRule, target: Law, draft: WeightedDraft) -> dict[Prefix, float]:
-    """The law of the tokens emitted for one draft."""
-    rows = [target(draft.tokens[:i]) for i in range(len(draft.tokens) + 1)]
-
-    def run(accept_coins: Sequence[float], residual_coin: float) -> Verdict:
-        return rule(
-            draft.tokens, lambda node: rows[node + 1], draft.probs, accept_coins, residual_coin
-        )
-
-    thresholds = _accept_thresholds(run, len(draft.tokens))
-    result: dict[Prefix, float] = defaultdict(float)
-    reached = 1.0
-    for accepted in range(len(draft.tokens) + 1):
-        stays = thresholds[accepted] if accepted < len(draft.tokens) else 0.0
-        probability = reached * (1.0 - stays)
-        if probability > 0.0:
-            coins_of_it = _coins_at(len(draft.tokens), accepted, HIGHEST)
-            for token, share in _residual_regions(run, coins_of_it, accepted):
-                result[(*draft.tokens[:accepted], token)] += probability * share
-        reached *= stays
-    _check_regions(run, draft.tokens, thresholds)
-    return result
 
 
 Run = Callable[[Sequence[float], float], Verdict]
