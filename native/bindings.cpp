@@ -1,2 +1,157 @@
+// Python's door to the kernels. Tensors come as addresses and sizes; foredraft/kernels/native.py has checked that they match.
 #include <nanobind/nanobind.h>
-NB_MODULE(_native, m) { m.doc() = "foredraft's native kernels"; }
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "row_math.h"
+#include "runtime.h"
+
+namespace nb = nanobind;
+using namespace foredraft;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+std::vector<int32_t> integers(nb::handle sequence, const char* what) {
+  nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "a segment's parents and pages must be sequences"));
+  if (!fast.is_valid()) throw nb::python_error();
+  const Py_ssize_t n = PySequence_Fast_GET_SIZE(fast.ptr());
+  PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
+  std::vector<int32_t> out(static_cast<size_t>(n));
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    const long value = PyLong_AsLong(items[i]);
+    if (value == -1 && PyErr_Occurred()) throw nb::python_error();
+    if (value < INT32_MIN || value > INT32_MAX)
+      throw std::invalid_argument(std::string(what) + " must be 32-bit numbers, got " + std::to_string(value));
+    out[static_cast<size_t>(i)] = static_cast<int32_t>(value);
+  }
+  return out;
+}
+
+Plan make_plan(nb::sequence segments, int64_t page_size) {
+  Plan plan(page_size);
+  for (nb::handle segment : segments)
+    plan.add({nb::cast<int64_t>(segment.attr("prefix")), nb::cast<int64_t>(segment.attr("chain")),
+              integers(segment.attr("parents"), "parents"), integers(segment.attr("pages"), "pages")});
+  plan.finish();
+  return plan;
+}
+
+// [keys address, values address, pages, heads, page_size, dim, bf16]
+CacheView cache_view(Address keys, Address values, int64_t pages, int64_t heads, int64_t page_size, int64_t dim, bool bf16) {
+  return {at<void>(keys), at<void>(values), pages, heads, page_size, dim, bf16};
+}
+
+void bind_plan(nb::module_& m) {
+  nb::class_<Plan>(m, "Plan")
+      .def_prop_ro("num_rows", &Plan::num_rows)
+      .def_prop_ro("positions",
+                   [](const Plan& p) {
+                     std::vector<int64_t> out;
+                     for (int64_t i = 0; i < p.num_rows(); ++i) out.push_back(p.view().rows[i].position);
+                     return out;
+                   })
+      .def_prop_ro("slots", [](const Plan& p) {
+        std::vector<int64_t> out;
+        for (int64_t i = 0; i < p.num_rows(); ++i) out.push_back(p.view().rows[i].slot);
+        return out;
+      });
+  m.def("plan", &make_plan);
+}
+
+void bind_weight(nb::module_& m) {
+  nb::class_<PackedWeight>(m, "PackedWeight").def_prop_ro("bytes", &PackedWeight::bytes);
+}
+
+void bind_runtime(nb::module_& m) {
+  const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<Runtime>(m, "Runtime")
+      .def(nb::init<int, const std::string&>())
+      .def_prop_ro("instruction_set", [](const Runtime& r) { return std::string(r.table().name); })
+      .def_prop_ro("num_threads", &Runtime::threads)
+      .def("pack", [](const Runtime& r, Address w, Address bias, int64_t n, int64_t k, bool bf16) {
+        return PackedWeight(at<void>(w), at<float>(bias), n, k, bf16, r.table().panel);
+      }, no_gil)
+      .def("linear", [](const Runtime& r, const PackedWeight& w, Address x, int64_t rows, int64_t k, Address residual, Address out) {
+        r.linear(w, at<float>(x), rows, k, at<float>(residual), at<float>(out));
+      }, no_gil)
+      .def("embedding", [](const Runtime& r, const PackedWeight& w, Address ids, int64_t rows, Address out) {
+        r.embedding(w, at<int64_t>(ids), rows, at<float>(out));
+      }, no_gil)
+      .def("rms_norm", [](const Runtime& r, Address x, Address weight, float eps, Address out, int64_t rows, int64_t width) {
+        r.rms_norm(at<float>(x), at<float>(weight), eps, at<float>(out), rows, width);
+      }, no_gil)
+      .def("silu_multiply", [](const Runtime& r, Address gate_up, Address out, int64_t rows, int64_t width) {
+        r.silu_multiply(at<float>(gate_up), at<float>(out), rows, width);
+      }, no_gil)
+      .def("rope_and_store", [](const Runtime& r, const Plan& plan, Address qkv, int64_t rows, int64_t heads, Address cos, Address sin,
+                                int64_t positions, Address keys, Address values, int64_t pages, int64_t kv_heads, int64_t page_size,
+                                int64_t dim, bool bf16, Address queries) {
+        r.rope_and_store(plan, {nullptr, cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), at<float>(qkv), at<float>(cos),
+                                at<float>(sin), at<float>(queries), heads}, rows, positions);
+      }, no_gil)
+      .def("attention", [](const Runtime& r, const Plan& plan, Address queries, int64_t rows, int64_t heads, Address keys, Address values,
+                           int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim, bool bf16, float scale, Address out) {
+        r.attention(plan, {nullptr, cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), at<float>(queries), at<float>(out),
+                           heads, scale}, rows);
+      }, no_gil)
+      .def("move_slots", [](const Runtime& r, Address keys, Address values, int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim,
+                            bool bf16, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) {
+        r.move_slots(cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), sources, destinations);
+      })
+      .def("read_memory", [](const Runtime& r, Address p, int64_t n, int passes) { return r.read_memory(at<float>(p), n, passes); },
+           no_gil);
+}
+
+void bind_row_math(nb::class_<Runtime> r) {
+  const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
+  r.def("argmax_rows", [](const Runtime& run, Address rows, int64_t count, int64_t n) {
+     std::vector<int64_t> ids(static_cast<size_t>(count));
+     run.argmax_rows(at<float>(rows), count, n, ids.data());
+     return ids;
+   })
+      .def("argmax", [](const Runtime& run, Address row, int64_t n, bool wide) {
+        return wide ? run.table().argmax_double(at<double>(row), n) : run.table().argmax_float(at<float>(row), n);
+      }, no_gil)
+      .def("softmax", [](const Runtime&, Address row, int64_t n, bool wide, Address out) {
+        return wide ? softmax(at<double>(row), at<double>(out), n) : softmax(at<float>(row), at<double>(out), n);
+      }, no_gil)
+      .def("log_softmax", [](const Runtime&, Address row, int64_t n, bool wide, Address out) {
+        return wide ? log_softmax(at<double>(row), at<double>(out), n) : log_softmax(at<float>(row), at<double>(out), n);
+      }, no_gil)
+      .def("cumulative_sum", [](const Runtime&, Address row, int64_t n, bool wide, Address out) {
+        wide ? cumulative_sum(at<double>(row), at<double>(out), n) : cumulative_sum(at<float>(row), at<double>(out), n);
+      }, no_gil)
+      .def("coupled_argmax", [](const Runtime& run, Address row, int64_t n, bool wide, uint64_t seed, uint64_t position) {
+        return wide ? run.table().coupled_argmax_double(at<double>(row), n, seed, position)
+                    : run.table().coupled_argmax_float(at<float>(row), n, seed, position);
+      }, no_gil)
+      .def("random_words", [](const Runtime& run, uint64_t seed, uint64_t position, uint32_t stream, int64_t blocks) {
+        std::vector<uint32_t> words(static_cast<size_t>(4 * blocks));
+        run.table().philox(seed, position, stream, 0, blocks, words.data());
+        return words;
+      });
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "foredraft's native kernels";
+  bind_plan(m);
+  bind_weight(m);
+  bind_runtime(m);
+  bind_row_math(nb::borrow<nb::class_<Runtime>>(m.attr("Runtime")));
+  m.def("best_instruction_set", [] { return std::string(runnable_tables().front()->name); });
+  m.def("instruction_sets", [] {
+    std::vector<std::string> names;
+    for (const KernelTable* table : runnable_tables()) names.push_back(table->name);
+    return names;
+  });
+  m.def("available_cores", &ThreadPool::available_cores);
+}

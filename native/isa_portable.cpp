@@ -1,0 +1,11 @@
+// The kernels for one instruction set. Compiled with its own flags, so it includes nothing whose inline code could be shared with
+// other files: only intrinsics, fixed-width integers and libm's declarations.
+#include "vector_portable.h"
+
+#include "linear.inl"
+#include "rows.inl"
+#include "attention.inl"
+#include "vocabulary.inl"
+
+#define FOREDRAFT_TABLE kPortable
+#include "table.inl"

@@ -1,0 +1,86 @@
+// The one table through which the CPU's features are dispatched: each instruction set fills one entry.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace foredraft {
+
+constexpr int kKeyBlock = 32;     // positions of one attention block, aligned to multiples of itself
+constexpr int kQueryTile = 48;    // queries (rows x grouped heads) that share one visit of the keys
+constexpr int kMaxHeadDim = 256;
+
+// out[rows, n] = x[rows, k] W^T (+ bias) (+ residual), weights packed in panels (packed.h).
+struct LinearArgs {
+  const float* x;
+  const void* weights;
+  const float* bias;      // [n] or null
+  const float* residual;  // [rows, n] or null; may be out itself
+  float* out;
+  int64_t rows, n, k;
+  bool bf16;
+};
+
+// One layer's keys and values [pages, heads, page_size, dim], float or bfloat16.
+struct CacheView {
+  void* keys;
+  void* values;
+  int64_t pages, heads, page_size, dim;
+  bool bf16;
+};
+
+// The rows of one attention task: queries first .. last - 1 of a (segment, key head), query = row * group + head in group.
+struct AttentionTask {
+  int32_t segment, kv_head, first, last;
+};
+
+struct PlanView;  // plan_view.h
+
+struct AttentionArgs {
+  const PlanView* plan;
+  CacheView cache;
+  const float* queries;  // [rows, heads, dim]
+  float* out;            // [rows, heads * dim]
+  int64_t heads;         // query heads
+  float scale;
+};
+
+struct RopeArgs {
+  const PlanView* plan;
+  CacheView cache;
+  const float* qkv;
+  const float* cos;  // [positions, dim / 2]
+  const float* sin;
+  float* queries;
+  int64_t heads;
+};
+
+struct Found {
+  int64_t id;  // -1: the row holds NaN
+  double value;
+};
+
+struct KernelTable {
+  const char* name;
+  int panel;            // output rows of one panel of packed weights
+  int max_tile_rows;
+  void (*linear)(const LinearArgs&, int64_t first_panel, int64_t last_panel);
+  void (*rms_norm)(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t width);
+  void (*silu_multiply)(const float* gate_up, float* out, int64_t rows, int64_t width);
+  void (*rope_and_store)(const RopeArgs&, int64_t first_row, int64_t last_row);
+  void (*attention)(const AttentionArgs&, const AttentionTask&, float* scratch);
+  int64_t (*attention_scratch)(int64_t dim);  // floats
+  int64_t (*argmax_float)(const float* row, int64_t n);
+  int64_t (*argmax_double)(const double* row, int64_t n);
+  void (*philox)(uint64_t seed, uint64_t position, uint32_t stream, int64_t first_block, int64_t blocks, uint32_t* words);
+  int64_t (*coupled_argmax_float)(const float* row, int64_t n, uint64_t seed, uint64_t position);
+  int64_t (*coupled_argmax_double)(const double* row, int64_t n, uint64_t seed, uint64_t position);
+  float (*read_memory)(const float* p, int64_t n);
+};
+
+extern const KernelTable kPortable;
+#if defined(FOREDRAFT_X86)
+extern const KernelTable kAvx2;
+extern const KernelTable kAvx512;
+#endif
+
+}  // namespace foredraft

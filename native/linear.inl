@@ -1,0 +1,141 @@
+// y = x W^T over packed panels, written once for every instruction set (include after one vector_*.h).
+//
+// Lanes run along the output rows of a panel, so each output is one chain of fused multiply-adds over k = 0, 1, 2, ...: no horizontal
+// sum, and nothing about a result depends on the other rows, on blocking, on threads or on the width of a register.
+#include "kernel_table.h"
+
+namespace {
+
+using foredraft::LinearArgs;
+
+constexpr int kPanel = 16 * kVectorsPerPanel;
+constexpr int64_t kPrefetchBytes = 2048;
+// Activations of one block of rows stay in the second-level cache while the panels pass by.
+constexpr int64_t kRowBlockBytes = 384 * 1024;
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+template <int M>
+struct Accumulators {
+  Vec a[M][kVectorsPerPanel];
+};
+
+// Row m of the tile without one pointer a row: three rows share one, so that they fit in the general registers.
+template <int M>
+struct RowPointers {
+  static constexpr int kCount = (M + 2) / 3;
+  const float* p[kCount];
+  int64_t stride;
+  RowPointers(const float* x, int64_t row_stride) : stride(row_stride) {
+    for (int i = 0; i < kCount; ++i) p[i] = x + 3 * i * row_stride;
+  }
+  float at(int m, int64_t k) const { return p[m / 3][(m % 3) * stride + k]; }
+  void advance(int64_t k) {
+    for (int i = 0; i < kCount; ++i) p[i] += k;
+  }
+};
+
+template <int M>
+inline __attribute__((always_inline)) void accumulate(Accumulators<M>& acc, const Vec* w, const RowPointers<M>& x, int64_t k) {
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+    const Vec xm = broadcast(x.at(m, k));
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectorsPerPanel; ++v) acc.a[m][v] = fma(w[v], xm, acc.a[m][v]);
+  }
+}
+
+template <int M>
+inline void sum_float(Accumulators<M>& acc, const float* w, RowPointers<M> x, int64_t k) {
+  for (int64_t i = 0; i < k; ++i) {
+    Vec wide[kVectorsPerPanel];
+    for (int v = 0; v < kVectorsPerPanel; ++v) {
+      __builtin_prefetch(reinterpret_cast<const char*>(w + 16 * v) + kPrefetchBytes);
+      wide[v] = load(w + 16 * v);
+    }
+    accumulate<M>(acc, wide, x, 0);
+    x.advance(1);
+    w += kPanel;
+  }
+}
+
+template <int M>
+inline void sum_bf16(Accumulators<M>& acc, const uint32_t* w, RowPointers<M> x, int64_t k) {
+  Vec low[kVectorsPerPanel], high[kVectorsPerPanel];
+  for (int64_t i = 0; i + 1 < k; i += 2) {
+    for (int v = 0; v < kVectorsPerPanel; ++v) {
+      __builtin_prefetch(reinterpret_cast<const char*>(w + 16 * v) + kPrefetchBytes);
+      const Words words = load_words(w + 16 * v);
+      low[v] = low_half(words);
+      high[v] = high_half(words);
+    }
+    accumulate<M>(acc, low, x, 0);
+    accumulate<M>(acc, high, x, 1);
+    x.advance(2);
+    w += kPanel;
+  }
+  if (k % 2 != 0) {
+    for (int v = 0; v < kVectorsPerPanel; ++v) low[v] = low_half(load_words(w + 16 * v));
+    accumulate<M>(acc, low, x, 0);
+  }
+}
+
+template <int M>
+inline void finish_tile(const LinearArgs& a, const Accumulators<M>& acc, int64_t row, int64_t panel) {
+  for (int v = 0; v < kVectorsPerPanel; ++v) {
+    const int64_t column = panel * kPanel + 16 * v;
+    const int lanes_left = static_cast<int>(smaller(16, a.n - column));
+    if (lanes_left <= 0) break;
+    for (int m = 0; m < M; ++m) {
+      const int64_t at = (row + m) * a.n + column;
+      Vec sum = acc.a[m][v];
+      if (a.bias != nullptr) sum = add(sum, load_first(a.bias + column, lanes_left));
+      if (a.residual != nullptr) sum = add(sum, load_first(a.residual + at, lanes_left));
+      store_first(a.out + at, sum, lanes_left);
+    }
+  }
+}
+
+template <int M>
+void tile(const LinearArgs& a, int64_t row, int64_t panel) {
+  Accumulators<M> acc;
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < kVectorsPerPanel; ++v) acc.a[m][v] = zero();
+  const RowPointers<M> x(a.x + row * a.k, a.k);
+  if (a.bf16)
+    sum_bf16<M>(acc, static_cast<const uint32_t*>(a.weights) + panel * ((a.k + 1) / 2) * kPanel, x, a.k);
+  else
+    sum_float<M>(acc, static_cast<const float*>(a.weights) + panel * a.k * kPanel, x, a.k);
+  finish_tile<M>(a, acc, row, panel);
+}
+
+using Tile = void (*)(const LinearArgs&, int64_t row, int64_t panel);
+
+template <int M>
+struct Tiles {
+  static Tile of(int64_t rows) { return rows == M ? tile<M> : Tiles<M - 1>::of(rows); }
+};
+template <>
+struct Tiles<1> {
+  static Tile of(int64_t) { return tile<1>; }
+};
+
+// Rows in tiles of nearly equal height: 13 rows are 7 + 6, not 12 + 1.
+void rows_of_panel(const LinearArgs& a, int64_t first, int64_t last, int64_t panel) {
+  int64_t tiles = (last - first + kMaxTileRows - 1) / kMaxTileRows;
+  for (int64_t row = first; tiles > 0; --tiles) {
+    const int64_t height = (last - row + tiles - 1) / tiles;
+    Tiles<kMaxTileRows>::of(height)(a, row, panel);
+    row += height;
+  }
+}
+
+void linear(const LinearArgs& a, int64_t first_panel, int64_t last_panel) {
+  int64_t block = kRowBlockBytes / (a.k * 4 + 1) / kMaxTileRows * kMaxTileRows;
+  if (block < kMaxTileRows) block = kMaxTileRows;
+  for (int64_t row = 0; row < a.rows; row += block)
+    for (int64_t panel = first_panel; panel < last_panel; ++panel)
+      rows_of_panel(a, row, smaller(row + block, a.rows), panel);
+}
+
+}  // namespace

@@ -1,0 +1,159 @@
+#include "runtime.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace foredraft {
+
+namespace {
+
+// Below this many elements (or multiply-adds, for attention) a second thread costs more than it brings.
+constexpr int64_t kElementsWorthSharing = 16 * 1024;
+constexpr int64_t kProductsWorthSharing = 64 * 1024;
+// A thread takes panels by the chunk: large enough to stream, small enough that the threads finish together.
+constexpr int64_t kChunkBytes = 48 * 1024;
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void check_cache(const Plan& plan, const CacheView& c, int64_t heads, int64_t rows) {
+  if (rows != plan.num_rows()) refuse("the plan has " + std::to_string(plan.num_rows()) + " rows, the tensor " + std::to_string(rows));
+  if (c.page_size != plan.page_size())
+    refuse("the plan was made for pages of " + std::to_string(plan.page_size()) + " slots, the cache has " + std::to_string(c.page_size));
+  if (plan.max_page() >= c.pages)
+    refuse("page " + std::to_string(plan.max_page()) + " is outside the cache's " + std::to_string(c.pages) + " pages");
+  if (c.dim < 8 || c.dim % 8 != 0 || c.dim > kMaxHeadDim)
+    refuse("native kernels need a head size that is a multiple of 8 up to " + std::to_string(kMaxHeadDim) + ", got " + std::to_string(c.dim));
+  if (heads < 1 || c.heads < 1 || heads % c.heads != 0)
+    refuse(std::to_string(heads) + " query heads cannot share " + std::to_string(c.heads) + " key heads");
+}
+
+}  // namespace
+
+Runtime::Runtime(int threads, const std::string& instruction_set)
+    : table_(&table_for(instruction_set)), pool_(ThreadPool::shared(threads)) {}
+
+void Runtime::linear(const PackedWeight& w, const float* x, int64_t rows, int64_t k, const float* residual, float* out) const {
+  if (k != w.k()) refuse("rows of " + std::to_string(k) + " numbers do not fit a weight of " + std::to_string(w.k()) + " columns");
+  if (w.panel() != table_->panel) refuse("the weight was packed for another instruction set");
+  const LinearArgs args{x, w.data(), w.bias(), residual, out, rows, w.n(), k, w.bf16()};
+  const int64_t panels = w.panels();
+  const int64_t panel_bytes = static_cast<int64_t>(w.bytes()) / panels;
+  // Tall inputs are bound by arithmetic: larger chunks use a block of rows for more panels before it leaves the cache.
+  int64_t chunk = std::max<int64_t>(1, kChunkBytes / panel_bytes);
+  if (rows > table_->max_tile_rows) chunk = std::max(chunk, divide_up(panels, 8 * threads()));
+  chunk = std::max(chunk, divide_up(panels, 0xFFFF));
+  pool_->parallel(static_cast<int>(divide_up(panels, chunk)), [&](int task) {
+    table_->linear(args, task * chunk, std::min((task + 1) * chunk, panels));
+  });
+}
+
+void Runtime::embedding(const PackedWeight& w, const int64_t* ids, int64_t rows, float* out) const {
+  for (int64_t i = 0; i < rows; ++i)
+    if (ids[i] < 0 || ids[i] >= w.n())
+      throw std::out_of_range("token id " + std::to_string(ids[i]) + " is outside 0 to " + std::to_string(w.n() - 1));
+  const int64_t chunk = std::max<int64_t>(1, kElementsWorthSharing / 4 / w.k());
+  pool_->parallel(static_cast<int>(divide_up(rows, chunk)), [&](int task) {
+    for (int64_t i = task * chunk; i < std::min((task + 1) * chunk, rows); ++i) w.row(ids[i], out + i * w.k());
+  });
+}
+
+void Runtime::rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t width) const {
+  const int64_t chunk = std::max<int64_t>(1, kElementsWorthSharing / width);
+  pool_->parallel(static_cast<int>(divide_up(rows, chunk)), [&](int task) {
+    const int64_t first = task * chunk;
+    table_->rms_norm(x + first * width, weight, eps, out + first * width, std::min(chunk, rows - first), width);
+  });
+}
+
+void Runtime::silu_multiply(const float* gate_up, float* out, int64_t rows, int64_t width) const {
+  const int64_t chunk = std::max<int64_t>(1, kElementsWorthSharing / 4 / width);
+  pool_->parallel(static_cast<int>(divide_up(rows, chunk)), [&](int task) {
+    const int64_t first = task * chunk;
+    table_->silu_multiply(gate_up + 2 * first * width, out + first * width, std::min(chunk, rows - first), width);
+  });
+}
+
+void Runtime::rope_and_store(const Plan& plan, RopeArgs args, int64_t rows, int64_t positions) const {
+  check_cache(plan, args.cache, args.heads, rows);
+  if (plan.max_position() >= positions)
+    refuse("position " + std::to_string(plan.max_position()) + " is outside the rope table's " + std::to_string(positions));
+  args.plan = &plan.view();
+  const int64_t width = (args.heads + 2 * args.cache.heads) * args.cache.dim;
+  const int64_t chunk = std::max<int64_t>(1, kElementsWorthSharing / width);
+  pool_->parallel(static_cast<int>(divide_up(rows, chunk)), [&](int task) {
+    table_->rope_and_store(args, task * chunk, std::min((task + 1) * chunk, rows));
+  });
+}
+
+std::vector<AttentionTask> Runtime::attention_tasks(const Plan& plan, int64_t group, int64_t kv_heads, int64_t dim) const {
+  std::vector<AttentionTask> tasks;
+  for (int64_t s = 0; s < plan.num_segments(); ++s) {
+    const PlanSegment& segment = plan.segment(s);
+    const int64_t queries = segment.rows * group;
+    int64_t pieces = divide_up(queries, kQueryTile);
+    // One visit of the keys serves all queries; it is split in two only where key heads alone would leave a thread idle.
+    const bool uneven = plan.num_segments() * kv_heads * pieces % threads() != 0;
+    const bool long_enough = queries * (segment.prefix + segment.rows) * dim >= kProductsWorthSharing;
+    if (pieces == 1 && uneven && long_enough && queries > 1 && threads() > 1) pieces = 2;
+    for (int64_t h = 0; h < kv_heads; ++h)
+      for (int64_t p = pieces - 1; p >= 0; --p)  // the last rows of a chunk see the most keys: they go first
+        tasks.push_back({static_cast<int32_t>(s), static_cast<int32_t>(h), static_cast<int32_t>(queries * p / pieces),
+                         static_cast<int32_t>(queries * (p + 1) / pieces)});
+  }
+  return tasks;
+}
+
+void Runtime::attention(const Plan& plan, AttentionArgs args, int64_t rows) const {
+  check_cache(plan, args.cache, args.heads, rows);
+  args.plan = &plan.view();
+  const int64_t group = args.heads / args.cache.heads;
+  const std::vector<AttentionTask> tasks = attention_tasks(plan, group, args.cache.heads, args.cache.dim);
+  const int64_t scratch_floats = table_->attention_scratch(args.cache.dim);
+  const auto one = [&](int task) {
+    thread_local std::vector<float> scratch;
+    if (static_cast<int64_t>(scratch.size()) < scratch_floats) scratch.resize(static_cast<size_t>(scratch_floats));
+    table_->attention(args, tasks[static_cast<size_t>(task)], scratch.data());
+  };
+  int64_t products = 0;
+  for (int64_t s = 0; s < plan.num_segments(); ++s)
+    products += plan.segment(s).rows * (plan.segment(s).prefix + plan.segment(s).rows) * args.heads * args.cache.dim;
+  if (products >= kProductsWorthSharing) return pool_->parallel(static_cast<int>(tasks.size()), one);
+  for (size_t task = 0; task < tasks.size(); ++task) one(static_cast<int>(task));
+}
+
+void Runtime::move_slots(const CacheView& c, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) const {
+  if (sources.size() != destinations.size())
+    refuse(std::to_string(sources.size()) + " sources for " + std::to_string(destinations.size()) + " destinations");
+  const int64_t slots = c.pages * c.page_size;
+  for (const auto* list : {&sources, &destinations})
+    for (const int64_t slot : *list)
+      if (slot < 0 || slot >= slots) refuse("slot " + std::to_string(slot) + " is outside 0 to " + std::to_string(slots - 1));
+  const size_t bytes = static_cast<size_t>(c.dim) * (c.bf16 ? 2 : 4);
+  const auto at = [&](void* base, int64_t slot, int64_t head) {
+    return static_cast<char*>(base) + static_cast<size_t>((slot / c.page_size * c.heads + head) * c.page_size + slot % c.page_size) * bytes;
+  };
+  for (size_t i = 0; i < sources.size(); ++i)
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (void* base : {c.keys, c.values})
+        std::memmove(at(base, destinations[i], h), at(base, sources[i], h), bytes);
+}
+
+void Runtime::argmax_rows(const float* rows, int64_t count, int64_t n, int64_t* ids) const {
+  pool_->parallel(static_cast<int>(count), [&](int task) { ids[task] = table_->argmax_float(rows + task * n, n); });
+}
+
+float Runtime::read_memory(const float* p, int64_t n, int passes) const {
+  constexpr int64_t piece = 256 * 1024;
+  const int tasks = static_cast<int>(n / piece);
+  std::vector<float> sums(static_cast<size_t>(tasks));
+  for (int pass = 0; pass < passes; ++pass)
+    pool_->parallel(tasks, [&](int task) { sums[static_cast<size_t>(task)] += table_->read_memory(p + task * piece, piece); });
+  float total = 0.0f;
+  for (const float s : sums) total += s;
+  return total;
+}
+
+}  // namespace foredraft

@@ -1,0 +1,42 @@
+// The operations over a pool of threads and one entry of the dispatch table: splits work, checks bounds, computes nothing itself.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "instruction_sets.h"
+#include "packed.h"
+#include "plan.h"
+#include "threads.h"
+
+namespace foredraft {
+
+class Runtime {
+ public:
+  // threads 0: one for each available core. An empty instruction_set is the best that runs here.
+  Runtime(int threads, const std::string& instruction_set);
+
+  const KernelTable& table() const { return *table_; }
+  int threads() const { return pool_->threads(); }
+
+  // Everything below throws std::invalid_argument where sizes do not fit; pointers must hold what the shapes say.
+  void linear(const PackedWeight& w, const float* x, int64_t rows, int64_t k, const float* residual, float* out) const;
+  void embedding(const PackedWeight& w, const int64_t* ids, int64_t rows, float* out) const;
+  void rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t width) const;
+  void silu_multiply(const float* gate_up, float* out, int64_t rows, int64_t width) const;
+  void rope_and_store(const Plan& plan, RopeArgs args, int64_t rows, int64_t positions) const;
+  void attention(const Plan& plan, AttentionArgs args, int64_t rows) const;
+  void move_slots(const CacheView& cache, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) const;
+  void argmax_rows(const float* rows, int64_t count, int64_t n, int64_t* ids) const;
+  // Reads n floats `passes` times with all threads; the result only keeps the reads alive.
+  float read_memory(const float* p, int64_t n, int passes) const;
+
+ private:
+  std::vector<AttentionTask> attention_tasks(const Plan& plan, int64_t group, int64_t kv_heads, int64_t dim) const;
+
+  const KernelTable* table_;
+  std::shared_ptr<ThreadPool> pool_;
+};
+
+}  // namespace foredraft

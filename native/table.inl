@@ -1,0 +1,9 @@
+// One entry of the dispatch table (include last; FOREDRAFT_TABLE names it).
+namespace foredraft {
+
+const KernelTable FOREDRAFT_TABLE = {
+    kInstructionSet, kPanel,      kMaxTileRows, linear, rms_norm, silu_multiply,        rope_and_store,        attention, attention_scratch,
+    argmax_float,    argmax_double, philox,       coupled_argmax_float, coupled_argmax_double, read_memory,
+};
+
+}  // namespace foredraft

@@ -1,0 +1,110 @@
+// Sixteen float lanes in one AVX-512 register. Same operations, same results to the bit, as vector_avx2.h and vector_portable.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace {
+
+struct Vec {
+  __m512 v;
+};
+
+constexpr int kVectorsPerPanel = 2;
+constexpr int kMaxTileRows = 12;   // 24 accumulators of the 32 registers
+constexpr int kScoreVectors = 2;   // keys of one block side by side in the score micro-kernel
+constexpr const char* kInstructionSet = "avx512";
+
+inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+
+inline Vec zero() { return {_mm512_setzero_ps()}; }
+inline Vec broadcast(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline Vec load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+inline void store_first(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
+inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// b where a is not larger, as the max instruction does: NaN in b survives.
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+
+// Lanes below n of a, the others of b.
+inline Vec blend_first(Vec a, Vec b, int n) {
+  return {_mm512_mask_blend_ps(first_lanes(n), b.v, a.v)};
+}
+inline Vec zero_where_less(Vec x, Vec limit, Vec a) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), a.v)};
+}
+inline bool any_nan(Vec a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
+
+// Sixteen words of two bfloat16: the even k in the low half, the odd k in the high half.
+struct Words {
+  __m512i v;
+};
+inline Words load_words(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Vec low_half(Words w) { return {_mm512_castsi512_ps(_mm512_slli_epi32(w.v, 16))}; }
+inline Vec high_half(Words w) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(w.v, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
+}
+inline Vec load_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
+}
+
+// 2^n for a sum whose low mantissa bits hold the integer n (see exp_lanes).
+inline Vec power_of_two(Vec biased) {
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(biased.v), 23),
+                                               _mm512_set1_epi32(0x3F800000)))};
+}
+
+inline __m256 lower(__m512 a) { return _mm512_castps512_ps256(a); }
+inline __m256 upper(__m512 a) {
+  return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1));
+}
+
+// ((i + (i+8)) + 4) + 2) + 1: the same tree in every instruction set.
+inline float sum_lanes(Vec a) {
+  const __m256 eight = _mm256_add_ps(lower(a.v), upper(a.v));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+inline float max_lanes(Vec a) {
+  const __m256 eight = _mm256_max_ps(lower(a.v), upper(a.v));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+// out[i * stride + j] = rows[j] lane i.
+inline void transpose_store(const Vec* rows, float* out, std::size_t stride) {
+  __m512 a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
+    a[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xEE);
+    b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
+  }
+  // b[4 g + c] holds, in its four quarters q, the lanes 4 q + c of rows 4 g .. 4 g + 3.
+  for (int c = 0; c < 4; ++c) {
+    const __m512 low01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x44);
+    const __m512 high01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xEE);
+    const __m512 low23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x44);
+    const __m512 high23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xEE);
+    _mm512_storeu_ps(out + (0 + c) * stride, _mm512_shuffle_f32x4(low01, low23, 0x88));
+    _mm512_storeu_ps(out + (4 + c) * stride, _mm512_shuffle_f32x4(low01, low23, 0xDD));
+    _mm512_storeu_ps(out + (8 + c) * stride, _mm512_shuffle_f32x4(high01, high23, 0x88));
+    _mm512_storeu_ps(out + (12 + c) * stride, _mm512_shuffle_f32x4(high01, high23, 0xDD));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,255 @@
+"""The compiled kernels: checks tensors, allocates results, hands addresses to `foredraft._native`.
+
+Knows tensors' shapes and dtypes; computes nothing. Every result is a new tensor that belongs to the
+caller: allocating costs about 0.6 us, and a reused buffer could be overwritten under a residual
+stream. A call is refused, never served wrong, where a tensor is not a contiguous CPU tensor of the
+dtype and shape that the operation reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from foredraft import _native
+from foredraft.core.row_math import RowMath
+from foredraft.kernels.interface import Segment
+
+_FLOAT = torch.float32
+_CACHE_DTYPES = {torch.float32: False, torch.bfloat16: True}
+
+
+@dataclass(frozen=True, slots=True)
+class NativePacked:
+    """A weight `[n, k]` in panels, owned by the extension."""
+
+    weight: Any  # _native.PackedWeight
+    n: int
+    k: int
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.weight.bytes)
+
+
+def _refuse(what: str, tensor: Tensor, wanted: str) -> NoReturn:
+    layout = "contiguous" if tensor.is_contiguous() else "strided"
+    raise ValueError(
+        f"{what} must be a contiguous CPU tensor {wanted}, got a {layout} {tensor.dtype} tensor "
+        f"{tuple(tensor.shape)} on {tensor.device}"
+    )
+
+
+def _usable(tensor: Tensor) -> bool:
+    return tensor.dtype is _FLOAT and tensor.is_contiguous() and tensor.is_cpu
+
+
+def _cache_arguments(keys: Tensor, values: Tensor) -> tuple[int, int, int, int, int, int, bool]:
+    """keys and values `[P, Hkv, page_size, D]` as addresses, sizes, and whether bfloat16."""
+    bf16 = _CACHE_DTYPES.get(keys.dtype)
+    for name, cache in (("keys", keys), ("values", values)):
+        if bf16 is None or cache.dim() != 4 or not (cache.is_contiguous() and cache.is_cpu):
+            _refuse(name, cache, "[pages, heads, page_size, dim] of float32 or bfloat16")
+    if keys.shape != values.shape or keys.dtype is not values.dtype:
+        _refuse("values", values, f"{tuple(keys.shape)} of {keys.dtype} like the keys")
+    return (keys.data_ptr(), values.data_ptr(), *keys.shape, bool(bf16))
+
+
+class NativeRowMath:
+    """`RowMath` in C++: fixed order, no dependence on threads.
+
+    A row that holds NaN raises FloatingPointError.
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def argmax(self, row: Tensor) -> int:
+        return self._found(self._runtime.argmax(*self._row(row)))
+
+    def argmax_rows(self, rows: Tensor) -> list[int]:
+        if rows.dim() != 2 or rows.shape[1] == 0 or not rows.is_cpu:
+            _refuse("rows", rows, "[rows, vocabulary]")
+        if not _usable(rows):
+            return [self.argmax(row) for row in rows]
+        ids = self._runtime.argmax_rows(rows.data_ptr(), *rows.shape)
+        return [self._found(i) for i in ids]
+
+    def softmax(self, row: Tensor) -> Tensor:
+        return self._row_result(row, self._runtime.softmax)
+
+    def log_softmax(self, row: Tensor) -> Tensor:
+        return self._row_result(row, self._runtime.log_softmax)
+
+    def cumulative_sum(self, row: Tensor) -> Tensor:
+        out = torch.empty(row.shape[-1], dtype=torch.float64)
+        self._runtime.cumulative_sum(*self._row(row), out.data_ptr())
+        return out
+
+    def coupled_argmax(self, row: Tensor, seed: int, position: int) -> int:
+        arguments = self._row(row)
+        return self._found(
+            self._runtime.coupled_argmax(*arguments, seed & 0xFFFFFFFFFFFFFFFF, position)
+        )
+
+    def _row(self, row: Tensor) -> tuple[int, int, bool]:
+        wide = row.dtype is torch.float64
+        fits = row.dim() == 1 and row.shape[0] > 0 and row.is_contiguous() and row.is_cpu
+        if not fits or not (wide or row.dtype is _FLOAT):
+            _refuse("a row", row, "[vocabulary] of float32 or float64")
+        return row.data_ptr(), row.shape[0], wide
+
+    def _row_result(self, row: Tensor, operation: Any) -> Tensor:
+        arguments = self._row(row)
+        out = torch.empty(row.shape[0], dtype=torch.float64)
+        if not operation(*arguments, out.data_ptr()):
+            raise FloatingPointError("the largest logit of the row is not finite")
+        return out
+
+    def _found(self, token: int) -> int:
+        if token < 0:
+            raise FloatingPointError("the row of logits holds NaN")
+        return token
+
+
+class NativeKernels:
+    """`Kernels` in C++ for float32 activations on the CPU; `num_threads` None = every core.
+
+    `instruction_set` forces an entry of the dispatch table ("portable", "avx2", "avx512"); results
+    are the same to the bit. Raises ValueError where it cannot run here.
+    """
+
+    name = "native"
+
+    def __init__(
+        self, num_threads: int | None = None, *, instruction_set: str | None = None
+    ) -> None:
+        if num_threads is not None and num_threads < 1:
+            raise ValueError(f"num_threads must be 1 or more, got {num_threads}")
+        self._runtime = _native.Runtime(num_threads or 0, instruction_set or "")
+        self.row_math: RowMath = NativeRowMath(self._runtime)
+        self.dtype = _FLOAT
+        self.device = torch.device("cpu")
+
+    @property
+    def instruction_set(self) -> str:
+        return str(self._runtime.instruction_set)
+
+    @property
+    def num_threads(self) -> int:
+        return int(self._runtime.num_threads)
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> NativePacked:
+        """A copy of `weight [N, K]` (float32 or bfloat16) in panels, and of `bias [N]`."""
+        bf16 = _CACHE_DTYPES.get(weight.dtype)
+        if bf16 is None or weight.dim() != 2 or 0 in weight.shape or not weight.is_cpu:
+            _refuse("a weight", weight, "[N, K] of float32 or bfloat16, N and K at least 1")
+        n, k = weight.shape
+        weight = weight.detach().contiguous()
+        if bias is not None:
+            if bias.shape != (n,):
+                _refuse("a bias", bias, f"[{n}]")
+            bias = bias.detach().to("cpu", _FLOAT).contiguous()
+        address = 0 if bias is None else bias.data_ptr()
+        return NativePacked(self._runtime.pack(weight.data_ptr(), address, n, k, bf16), n, k)
+
+    def embedding(self, ids: Tensor, packed: NativePacked) -> Tensor:
+        """Rows `ids [T]` (int64) as float32 `[T, K]`; an id outside raises IndexError."""
+        if (
+            ids.dtype is not torch.int64
+            or ids.dim() != 1
+            or not (ids.is_contiguous() and ids.is_cpu)
+        ):
+            _refuse("ids", ids, "[rows] of int64")
+        rows = ids.shape[0]
+        out = torch.empty(rows, packed.k, dtype=_FLOAT)
+        self._runtime.embedding(packed.weight, ids.data_ptr(), rows, out.data_ptr())
+        return out
+
+    def linear(self, x: Tensor, packed: NativePacked, residual: Tensor | None = None) -> Tensor:
+        """`x [T, K] @ weight.T (+ bias) (+ residual [T, N])` -> `[T, N]`."""
+        if not _usable(x) or x.dim() != 2 or x.shape[1] != packed.k:
+            _refuse("x", x, f"[rows, {packed.k}] of float32")
+        rows, k = x.shape
+        added = 0
+        if residual is not None:
+            if not _usable(residual) or residual.shape != (rows, packed.n):
+                _refuse("residual", residual, f"[{rows}, {packed.n}] of float32")
+            added = residual.data_ptr()
+        out = torch.empty(rows, packed.n, dtype=_FLOAT)
+        self._runtime.linear(packed.weight, x.data_ptr(), rows, k, added, out.data_ptr())
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x * weight / sqrt(mean(x^2) + eps)` over the last dimension of `[T, H]`."""
+        if not _usable(x) or x.dim() != 2 or x.shape[1] == 0:
+            _refuse("x", x, "[rows, width] of float32")
+        rows, width = x.shape
+        if not _usable(weight) or weight.shape != (width,):
+            _refuse("the norm's weight", weight, f"[{width}] of float32")
+        out = torch.empty(rows, width, dtype=_FLOAT)
+        self._runtime.rms_norm(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), rows, width)
+        return out
+
+    def silu_multiply(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` for `gate_up [T, 2F]` -> `[T, F]`."""
+        if not _usable(gate_up) or gate_up.dim() != 2 or gate_up.shape[1] % 2 != 0:
+            _refuse("gate_up", gate_up, "[rows, 2 F] of float32")
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        if width == 0:
+            _refuse("gate_up", gate_up, "[rows, 2 F] of float32, F at least 1")
+        out = torch.empty(rows, width, dtype=_FLOAT)
+        self._runtime.silu_multiply(gate_up.data_ptr(), out.data_ptr(), rows, width)
+        return out
+
+    def prepare(self, segments: Sequence[Segment], page_size: int) -> Any:
+        """The pass's plan, a `_native.Plan`; raises ValueError for a malformed segment."""
+        return _native.plan(segments, page_size)
+
+    def rope_and_store(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, plan: Any
+    ) -> Tensor:
+        """Rotated queries `[T, Hq, D]`; keys and values go to their slots in the cache's dtype."""
+        cache = _cache_arguments(keys, values)
+        kv_heads, dim = keys.shape[1], keys.shape[3]
+        if not _usable(qkv) or qkv.dim() != 2 or dim == 0 or qkv.shape[1] % dim != 0:
+            _refuse("qkv", qkv, f"[rows, (query heads + 2 x {kv_heads}) x {dim}] of float32")
+        for name, table in (("cos", cos), ("sin", sin)):
+            if not _usable(table) or table.dim() != 2 or table.shape != (cos.shape[0], dim // 2):
+                _refuse(name, table, f"[positions, {dim // 2}] of float32")
+        rows = qkv.shape[0]
+        heads = qkv.shape[1] // dim - 2 * kv_heads
+        if heads < 1:
+            _refuse("qkv", qkv, f"[rows, (query heads + 2 x {kv_heads}) x {dim}] of float32")
+        queries = torch.empty(rows, heads, dim, dtype=_FLOAT)
+        tables = cos.data_ptr(), sin.data_ptr(), cos.shape[0]
+        self._runtime.rope_and_store(
+            plan, qkv.data_ptr(), rows, heads, *tables, *cache, queries.data_ptr()
+        )
+        return queries
+
+    def attention(
+        self, queries: Tensor, keys: Tensor, values: Tensor, plan: Any, scale: float
+    ) -> Tensor:
+        """Softmax attention of each row over its visible keys -> `[T, Hq D]`."""
+        cache = _cache_arguments(keys, values)
+        dim = keys.shape[3]
+        if not _usable(queries) or queries.dim() != 3 or queries.shape[2] != dim:
+            _refuse("queries", queries, f"[rows, heads, {dim}] of float32")
+        rows, heads = queries.shape[0], queries.shape[1]
+        out = torch.empty(rows, heads * dim, dtype=_FLOAT)
+        self._runtime.attention(
+            plan, queries.data_ptr(), rows, heads, *cache, scale, out.data_ptr()
+        )
+        return out
+
+    def move_slots(
+        self, keys: Tensor, values: Tensor, sources: Sequence[int], destinations: Sequence[int]
+    ) -> None:
+        """Copy physical slots one after the other, in order."""
+        cache = _cache_arguments(keys, values)
+        self._runtime.move_slots(*cache, list(sources), list(destinations))
