@@ -24,7 +24,7 @@ def test_built_in_methods_take_their_options(method: str) -> None:
     assert isinstance(built.drafter, NgramDrafter)
     assert built.drafter.options.prompt_lookup_max == 5
     assert built.drafter.options.prompt_lookup_match == "earliest"
-    assert built.num_speculative_tokens == NgramDrafter.capabilities.num_speculative_tokens
+    assert built.num_speculative_tokens == NgramDrafter().capabilities.num_speculative_tokens
 
 
 @pytest.mark.parametrize("path", [f"{HERE}:RepeatDrafter", f"{HERE}.RepeatDrafter"])

@@ -54,7 +54,7 @@ def searched(tokens: Sequence[int], lowest: int, highest: int, match: str, limit
 def test_equals_the_search_by_definition_however_the_tokens_arrive(
     tokens: list[int], cuts: list[int], lowest: int, more: int, match: str, limit: int
 ) -> None:
-    drafter = NgramDrafter(lowest, lowest + more, match)
+    drafter = NgramDrafter(4, lowest, lowest + more, match)
     for end in sorted({cut for cut in cuts if cut < len(tokens)} | {len(tokens)}):
         expected = searched(tokens[:end], lowest, lowest + more, match, limit)
         assert draft(drafter, tokens[:end], limit) == expected
@@ -75,13 +75,13 @@ def test_latest_and_earliest_continue_different_places() -> None:
 
 def test_the_longest_match_goes_before_a_later_shorter_one() -> None:
     tokens = [5, 1, 2, 3, 6, 2, 3, 8, 5, 1, 2, 3]
-    assert draft(NgramDrafter(2, 3), tokens, 1) == [6]
-    assert draft(NgramDrafter(2, 2), tokens, 1) == [8]
+    assert draft(NgramDrafter(4, 2, 3), tokens, 1) == [6]
+    assert draft(NgramDrafter(4, 2, 2), tokens, 1) == [8]
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 1], [1, 2], [1, 2, 3, 4, 5]])
 def test_the_suffix_never_matches_itself(tokens: list[int]) -> None:
-    assert draft(NgramDrafter(2, 4), tokens) == []
+    assert draft(NgramDrafter(4, 2, 4), tokens) == []
 
 
 def test_never_more_than_max_nodes() -> None:
@@ -120,6 +120,7 @@ def test_is_a_drafter() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be an integer of 1 or more"),
         ({"prompt_lookup_min": 0}, "prompt_lookup_min must be an integer of 1 or more, got 0"),
         ({"prompt_lookup_max": "3"}, "prompt_lookup_max must be an integer of 1 or more, got '3'"),
         ({"prompt_lookup_min": True}, "prompt_lookup_min must be an integer"),
@@ -136,6 +137,12 @@ def test_is_a_drafter() -> None:
 def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         NgramDrafter(**options)
+
+
+def test_the_draft_length_is_a_wish_and_max_nodes_the_rule() -> None:
+    drafter = NgramDrafter(num_speculative_tokens=2)
+    assert drafter.capabilities.num_speculative_tokens == 2
+    assert len(draft(drafter, [1, 2, 3, 1, 2], 5)) == 5
 
 
 def test_a_single_bound_moves_the_other_default_to_it() -> None:

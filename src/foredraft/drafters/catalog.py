@@ -119,7 +119,7 @@ def _check_options(method: str, options: list[inspect.Parameter], given: Mapping
         if key not in names:
             raise ConfigError(
                 f"unknown option {key!r} for speculative method {method!r}; "
-                f"valid are {', '.join([*COMMON_KEYS, *names])}"
+                f"valid are {', '.join(dict.fromkeys([*COMMON_KEYS, *names]))}"
             )
     for option in options:
         if option.default is inspect.Parameter.empty and option.name not in given:

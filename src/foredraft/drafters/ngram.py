@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
 
+DEFAULT_DRAFT_LENGTH = 3  # a pass of four rows: the last that costs little more than one
 DEFAULT_MIN = 2
 DEFAULT_MAX = 4
-DEFAULT_DRAFT_LENGTH = 3
 MATCHES = ("latest", "earliest")
 
 
@@ -48,18 +48,22 @@ class NgramDrafter:
     not on the length of the context: each appended token is one entry in the table of each length.
     """
 
-    capabilities = Capabilities(num_speculative_tokens=DEFAULT_DRAFT_LENGTH)
-
     def __init__(
         self,
+        num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH,
         prompt_lookup_min: int | None = None,
         prompt_lookup_max: int | None = None,
         prompt_lookup_match: str = "latest",
     ) -> None:
         """A bound left out is the default (2 to 4), or the other bound where that lies beyond it.
 
+        `num_speculative_tokens` is what the engine asks for where the config says nothing; a draft
+        has as many tokens as its request may have nodes.
+
         Raises ConfigError for a value out of range, naming it.
         """
+        length = _positive("num_speculative_tokens", num_speculative_tokens)
+        self.capabilities = Capabilities(num_speculative_tokens=length)
         lowest, highest = prompt_lookup_min, prompt_lookup_max
         if highest is None:
             highest = max(
