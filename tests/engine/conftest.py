@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from foredraft.models.load import LoadedModel
-from foredraft.testing.models import tiny_model
 
 from foredraft import LLM, SamplingParams
 from foredraft.drafters.interface import Drafter
 from foredraft.engine.engine import Engine
+from foredraft.models.load import LoadedModel
 from foredraft.testing.drafters import OracleDrafter
+from foredraft.testing.models import tiny_model
 
 PROMPTS: list[list[int]] = [
     [3, 1, 4, 1, 5],

@@ -1,4 +1,4 @@
-"""`n > 1`, log-probabilities and penalties: each row of the window is treated as plain decoding's."""
+"""`n > 1`, log-probabilities and penalties: each row of the window is plain decoding's."""
 
 from __future__ import annotations
 

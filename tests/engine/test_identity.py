@@ -1,10 +1,11 @@
-"""Law 3: greedy and coupled output equals plain decoding's, whatever drafts, batches or chunks do."""
+"""Law 3: greedy and coupled output equals plain decoding's, whatever is drafted or batched."""
 
 from __future__ import annotations
 
 import pytest
 
 from foredraft import SamplingParams
+from foredraft.testing import target_logits
 from foredraft.testing.drafters import (
     EmptyDrafter,
     LiarDrafter,
@@ -133,7 +134,7 @@ def test_the_self_drafter_is_always_right(make_llm, target):
         SEEDED,
         SamplingParams(temperature=0.9, max_tokens=24, ignore_eos=True),
     ):
-        outputs = make_llm(SelfDrafter(target.model), 4).generate(PROMPTS, params)
+        outputs = make_llm(SelfDrafter(target_logits(target)), 4).generate(PROMPTS, params)
         for output in outputs:
             assert output.metrics.speculative_decoding.draft_acceptance_rate == 1.0
 

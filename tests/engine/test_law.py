@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from foredraft.testing.models import tiny_model
 from scipy import stats
 
 from foredraft import LLM, SamplingParams
@@ -14,6 +13,7 @@ from foredraft.cache.tensors import KVCache
 from foredraft.kernels.interface import Segment
 from foredraft.models.interface import FlatBatch
 from foredraft.testing.drafters import RepeatDrafter, SkewedDrafter, TreeDrafter
+from foredraft.testing.models import tiny_model
 
 VOCAB, PROMPT, LENGTH = 6, [1, 4, 2], 3
 

@@ -190,7 +190,7 @@ class LLM:
 
     def _make_group(self, prompt: Prompt, params: SamplingParams) -> _Group:
         """Requests for one prompt, checked but not queued. Raises InvalidRequest."""
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_prompt(token_ids)
         number = self._num_requests
         self._num_requests += 1
