@@ -208,12 +208,10 @@ def first_mismatch(
 ) -> Mismatch | None:
     """Where `rows` first differ from plain decoding's; None if nowhere."""
     for ours, theirs in zip_longest(rows, plain):
-        if ours is None or theirs is None:
-            known = theirs or ours
-            return Mismatch(
-                prompt_id, known.position, ours and ours.token, theirs and theirs.token,
-                same_logits=False, plain_top2_margin=theirs and theirs.margin,
-            )  # fmt: skip
+        if ours is None:
+            return Mismatch(prompt_id, theirs.position, None, theirs.token, False, theirs.margin)
+        if theirs is None:
+            return Mismatch(prompt_id, ours.position, ours.token, None, False, None)
         same_logits = ours.digest == theirs.digest
         same_token = (ours.position, ours.token) == (theirs.position, theirs.token)
         if not same_token or (compare_logits and not same_logits):

@@ -108,7 +108,8 @@ def _transformers(request: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     )
     found: dict[str, list[dict[str, Any]]] = {}
     for dtype in DTYPES:
-        model = AutoModelForCausalLM.from_pretrained(**place, dtype=getattr(torch, dtype)).eval()
+        model = AutoModelForCausalLM.from_pretrained(**place, dtype=getattr(torch, dtype))
+        model.train(False)
         options = {
             "max_new_tokens": request["max_tokens"],
             "do_sample": False,

@@ -52,7 +52,7 @@ def _cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return platform.processor() or platform.machine()
-    fields = {}
+    fields: dict[str, str] = {}
     for line in text.splitlines():
         key, separator, value = line.partition(":")
         if separator:

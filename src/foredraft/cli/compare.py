@@ -1,0 +1,47 @@
+"""Speculation beside plain decoding, on one prompt, in one process.
+
+Knows two engines over one model; knows nothing of terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from foredraft.cli.summary import Comparison
+
+if TYPE_CHECKING:
+    from foredraft import LLM
+    from foredraft.core.sampling import SamplingParams
+    from foredraft.engine.outputs import RequestOutput
+
+
+def compare_with_plain(
+    speculative: LLM,
+    plain: LLM,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    first: Callable[[], RequestOutput],
+) -> tuple[RequestOutput, Comparison]:
+    """Run both twice: speculative, plain, plain, speculative, so that a machine's drift cancels.
+
+    `first` is the first speculative run, which the caller may show as it goes. Returns its output.
+    """
+    runs = [(True, first())]
+    for is_speculative, llm in ((False, plain), (False, plain), (True, speculative)):
+        runs.append((is_speculative, llm.generate([list(prompt)], params)[0]))
+    comparable = params.temperature == 0 or params.seed is not None
+    ids = [tuple(each.token_ids) for _, output in runs for each in output.outputs[:1]]
+    return runs[0][1], Comparison(
+        tokens_per_second=_rate([output for ours, output in runs if ours]),
+        plain_tokens_per_second=_rate([output for ours, output in runs if not ours]),
+        identical=len(set(ids)) == 1 if comparable else None,
+    )
+
+
+def _rate(outputs: Sequence[RequestOutput]) -> float:
+    """Tokens decoded after the prompt's own pass, over their seconds, of all runs together."""
+    metrics = [output.metrics for output in outputs]
+    seconds = sum(each.decode_seconds for each in metrics)
+    tokens = sum(each.num_generated_tokens - each.num_first_step_tokens for each in metrics)
+    return tokens / seconds if seconds > 0 else 0.0

@@ -1,0 +1,129 @@
+"""`foredraft info`: the machine, the kernels in use and why, and what a model costs here.
+
+Knows how to say it; the facts come from the rooms that own them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.table import Table
+from typer import Argument
+
+from foredraft.cli.console import output_console
+from foredraft.cli.options import JsonFlag, RuntimeOptions, SpeculationOptions, option_groups
+
+if TYPE_CHECKING:
+    from foredraft import LLM
+
+
+@option_groups
+def describe(
+    model: Annotated[
+        str | None,
+        Argument(metavar="MODEL", help="Also this model: facts and memory.", show_default=False),
+    ] = None,
+    json_output: JsonFlag = False,
+    *,
+    speculation: SpeculationOptions,
+    runtime: RuntimeOptions,
+) -> None:
+    """Show the machine, versions, the kernels in use and why, a model's facts and memory plan."""
+    config = speculation.config()
+    facts = _machine_facts()
+    if model is not None:
+        loaded = runtime.load(model)
+        llm = runtime.llm(loaded, config)
+        facts["kernels"]["in_use"] = loaded.model.kernels.name
+        facts["model"] = _model_facts(llm)
+        facts["memory"] = _memory_plan(llm)
+        facts["speculation"] = _speculation_cost(llm)
+    if json_output:
+        sys.stdout.write(json.dumps(facts) + "\n")
+    else:
+        _print(facts)
+
+
+def _machine_facts() -> dict[str, dict[str, Any]]:
+    from foredraft.bench.provenance import machine, versions
+    from foredraft.kernels.catalog import native_available, native_status
+
+    return {
+        "machine": machine(),
+        "versions": versions(),
+        "kernels": {
+            "native": native_status(),
+            "default_on_a_cpu": "native" if native_available() else "reference",
+        },
+    }
+
+
+def _model_facts(llm: LLM) -> dict[str, Any]:
+    loaded = llm.loaded
+    config = loaded.config
+    return {
+        "name": loaded.name,
+        "architecture": config.architecture,
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "attention_heads": config.num_heads,
+        "key_value_heads": config.num_kv_heads,
+        "vocabulary": config.vocab_size,
+        "positions": config.max_position_embeddings,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "chat_template": "yes" if loaded.tokenizer.has_chat_template else "no",
+    }
+
+
+def _memory_plan(llm: LLM) -> dict[str, Any]:
+    cache, config = llm.engine.cache, llm.config
+    page_bytes = cache.num_bytes // cache.num_pages
+    longest = config.pages_for(config.max_model_len)
+    return {
+        "weight_bytes": llm.loaded.weight_bytes,
+        "page_size": config.page_size,
+        "page_bytes": page_bytes,
+        "cache_dtype": str(cache.dtype).removeprefix("torch."),
+        "cache_pages": cache.num_pages,
+        "cache_limit_bytes": cache.num_bytes,
+        "cached_tokens": cache.num_pages * config.page_size,
+        "longest_requests_at_once": min(config.max_num_seqs, cache.num_pages // longest),
+    }
+
+
+def _speculation_cost(llm: LLM) -> dict[str, Any]:
+    """What drafting takes from the capacity: draft tokens lie in slots reserved for the answer."""
+    if llm.drafter is None:
+        return {"method": None}
+    drafted = llm.num_speculative_tokens
+    return {
+        "method": llm.speculative.method if llm.speculative else None,
+        "drafter": type(llm.drafter).__name__,
+        "draft_tokens_a_step": drafted,
+        "rows_a_step": f"up to {drafted + 1} a request, of {llm.config.max_num_batched_tokens}",
+        "extra_cache_pages": 0,
+        "own_cache": "yes" if llm.drafter.capabilities.own_cache else "no",
+    }
+
+
+def _print(facts: dict[str, dict[str, Any]]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for section, values in facts.items():
+        for index, (key, value) in enumerate(values.items()):
+            table.add_row("" if index else section, key.replace("_", " "), _words(key, value))
+    output_console().print(table)
+
+
+def _words(key: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if key.endswith("_bytes"):
+        return f"{value / 2**20:,.1f} MiB"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)

@@ -1,0 +1,43 @@
+"""Fetching a built-in model with a progress bar, once.
+
+Knows progress bars; `models.registry` knows where models come from and where they are kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+
+from foredraft.cli.console import message_console
+from foredraft.models.registry import BUILT_IN, Stage, cached_path, pull
+
+WORDS: dict[Stage, str] = {"download": "downloading", "unpack": "unpacking"}
+
+
+def fetch_once(model: str) -> None:
+    """Fetch a built-in model that is not there yet, with a bar; nothing for any other model."""
+    if model in BUILT_IN and cached_path(model) is None:
+        fetch(model)
+
+
+def fetch(model: str) -> Path:
+    """The file of a built-in model, fetched with a bar on stderr where that is a terminal.
+
+    Raises ModelError for an unknown name or a failed download.
+    """
+    console = message_console()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks: dict[Stage, TaskID] = {}
+
+        def show(stage: Stage, done: int, total: int) -> None:
+            if stage not in WORDS:  # "verify" is over as soon as it is told
+                return
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(f"{WORDS[stage]} {model}", total=total)
+            bars.update(tasks[stage], completed=done)
+
+        if not console.is_terminal and cached_path(model) is None:
+            console.print(f"fetching {model} ...")
+        return pull(model, show)

@@ -1,0 +1,158 @@
+"""`foredraft generate`: one prompt in, its text out as it is made.
+
+Knows options, prompts and consoles; the engine does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+from typer import Argument, Option
+
+from foredraft.cli.compare import compare_with_plain
+from foredraft.cli.console import coloured, legend, message_console, output_console
+from foredraft.cli.options import (
+    JsonFlag,
+    ModelArgument,
+    RuntimeOptions,
+    SamplingOptions,
+    SpeculationOptions,
+    option_groups,
+    read_text,
+)
+from foredraft.cli.stream import TokenWriter, write_stream
+from foredraft.cli.summary import Comparison, output_values, summary_line
+from foredraft.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from foredraft import LLM
+    from foredraft.core.sampling import SamplingParams
+    from foredraft.engine.outputs import RequestOutput
+    from foredraft.models.tokenizer import Tokenizer
+
+
+@option_groups
+def generate(
+    model: ModelArgument,
+    prompt: Annotated[
+        str | None, Argument(metavar="PROMPT", help="Read from stdin when left out and piped.")
+    ] = None,
+    prompt_file: Annotated[Path | None, Option(help="Read the prompt from this file.")] = None,
+    chat: Annotated[
+        bool | None,
+        Option(
+            "--chat/--raw",
+            help="Put the prompt into the model's chat template, or leave it as it is.  "
+            "[default: --chat where the model has a template]",
+        ),
+    ] = None,
+    n: Annotated[int, Option("--n", help="Completions of the prompt.", min=1)] = 1,
+    compare: Annotated[
+        bool, Option("--compare", help="Run plain decoding too: state speed and identity.")
+    ] = False,
+    json_output: JsonFlag = False,
+    *,
+    sampling: SamplingOptions,
+    speculation: SpeculationOptions,
+    runtime: RuntimeOptions,
+) -> None:
+    """Generate text from one prompt, each token coloured by where it came from."""
+    params, config = sampling.params(n), speculation.config()
+    if compare and config is None:
+        raise ConfigError("--compare needs speculation to compare with plain decoding")
+    if compare and n > 1:
+        raise ConfigError(f"--compare measures one completion, not --n {n}")
+    text = read_prompt(prompt, prompt_file)
+    loaded = runtime.load(model)
+    llm = runtime.llm(loaded, config)
+    plain = runtime.llm(loaded, None) if compare else None
+    ids = prompt_ids(loaded.tokenizer, text, chat)
+    if json_output:
+        output, comparison = _run(lambda: llm.generate([ids], params)[0], llm, plain, ids, params)
+        values = {"model": loaded.name, "speculative_config": config}
+        sys.stdout.write(json.dumps({**values, **output_values(output, comparison)}) + "\n")
+    else:
+        console = output_console()
+        output, comparison = _run(lambda: _show(console, llm, ids, params), llm, plain, ids, params)
+        # A pipe gets the text alone.
+        last = console if console.is_terminal else message_console()
+        last.print(summary_line(output, comparison), style="bold", soft_wrap=True)
+    for each in output.outputs:
+        if each.error is not None:
+            raise UserError(each.error)
+    if comparison is not None and comparison.identical is False:
+        raise RuntimeError("speculation changed the tokens: a fault of foredraft, please report it")
+
+
+def _run(
+    first: Callable[[], RequestOutput],
+    llm: LLM,
+    plain: LLM | None,
+    ids: list[int],
+    params: SamplingParams,
+) -> tuple[RequestOutput, Comparison | None]:
+    if plain is None:
+        return first(), None
+    return compare_with_plain(llm, plain, ids, params, first)
+
+
+def _show(console: Console, llm: LLM, ids: list[int], params: SamplingParams) -> RequestOutput:
+    """Stream one completion; several are shown one after the other when all are done."""
+    from foredraft.engine.outputs import StreamDelta
+    from foredraft.models.tokenizer import Detokenizer
+
+    if coloured(console):
+        console.print(legend())
+    if params.n == 1:
+        writer = TokenWriter(console, Detokenizer(llm.tokenizer, params.skip_special_tokens))
+        try:
+            return write_stream(writer, llm.stream(ids, params))
+        finally:
+            writer.end_line()
+    output = llm.generate([ids], params)[0]
+    for each in output.outputs:
+        console.print(f"[{each.index + 1}/{params.n}]", style="dim")
+        writer = TokenWriter(console, Detokenizer(llm.tokenizer, params.skip_special_tokens))
+        writer.write(StreamDelta(each.text, each.token_ids, each.origins))
+        writer.end_line()
+    return output
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """The prompt from the argument, the file or a piped stdin, less one final newline."""
+    if prompt is not None and prompt_file is not None:
+        raise UserError("the prompt is given twice: as an argument and by --prompt-file")
+    if prompt is None:
+        if prompt_file is not None:
+            prompt = read_text(prompt_file, "--prompt-file")
+        elif sys.stdin.isatty():
+            raise UserError("no prompt: give it as an argument, by --prompt-file or on stdin")
+        else:
+            prompt = _read_stdin()
+        prompt = prompt.removesuffix("\n")
+    if not prompt:
+        raise UserError("the prompt is empty")
+    return prompt
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError("the prompt on stdin is not UTF-8 text") from None
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str, chat: bool | None) -> list[int]:
+    """Token ids of a prompt; `chat` None: through the chat template if there is one."""
+    if chat is None:
+        chat = tokenizer.has_chat_template
+    if not chat:
+        return tokenizer.encode_prompt(text)
+    if not tokenizer.has_chat_template:
+        raise UserError("--chat: this model has no chat template; use --raw")
+    return tokenizer.apply_chat_template([{"role": "user", "content": text}])

@@ -1,0 +1,37 @@
+"""`foredraft pull`: fetch a built-in model before it is needed.
+
+Knows how to say it; `models.registry` fetches.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+from typer import Argument
+
+from foredraft.cli.options import JsonFlag
+
+
+def pull(
+    model: Annotated[str, Argument(metavar="MODEL", help="A built-in name, such as smollm2-135m.")],
+    json_output: JsonFlag = False,
+) -> None:
+    """Fetch a built-in model once, checked, into the cache directory; prints where it is."""
+    from foredraft.cli.download import fetch
+    from foredraft.models.registry import built_in
+
+    entry = built_in(model)
+    path = fetch(model)
+    if json_output:
+        facts = {
+            "model": model,
+            "path": str(path),
+            "bytes": entry.num_bytes,
+            "sha256": entry.sha256,
+            "licence": entry.licence,
+        }
+        sys.stdout.write(json.dumps(facts) + "\n")
+    else:
+        sys.stdout.write(f"{path}\n")

@@ -1,0 +1,131 @@
+"""`foredraft chat`, from a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from foredraft.cli.chat import Conversation, interrupt_flag
+from foredraft.core.errors import UserError
+
+CODE = "import sys; from foredraft.cli.main import main; sys.exit(main())"
+CONTROLS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def _chat(tiny: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CODE, "chat", str(tiny), "--max-tokens", "6", *options],
+        input=text, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_piped_conversation_is_one_answer_a_line(tiny: Path) -> None:
+    done = _chat(tiny, "hello\n\nhow are you\n", "--ignore-eos")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    assert done.stderr.count("6 tokens · ") == 2
+    assert "\x1b" not in done.stdout
+
+
+def test_turns_build_on_each_other_until_cleared(tiny: Path) -> None:
+    answers = _chat(tiny, "hello\nhello\n/clear\nhello\n", "--ignore-eos").stdout.splitlines()
+    assert answers[0] == answers[2]
+    assert answers[1] != answers[0]
+
+
+def test_exit_leaves_and_help_lists_the_commands(tiny: Path) -> None:
+    done = _chat(tiny, "/help\n/exit\nhello\n")
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert "/clear" in done.stderr
+
+
+def test_a_mistake_in_a_pipe_is_one_line_and_exit_code_2(tiny: Path) -> None:
+    for text, words in (("/dance\n", "/dance is not a command"), ("a" * 300, "tokens")):
+        done = _chat(tiny, text)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_first_ctrl_c_sets_the_flag_and_the_second_one_interrupts() -> None:
+    with interrupt_flag() as interrupted:
+        assert not interrupted.is_set()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_refused_message_is_forgotten(tiny: Path) -> None:
+    from foredraft import LLM, SamplingParams
+
+    conversation = Conversation(LLM(tiny), SamplingParams(temperature=0, max_tokens=4), "be brief")
+    conversation.answer("hello")
+    before = list(conversation.messages)
+    with pytest.raises(UserError):
+        conversation.answer("a" * 300)
+    assert conversation.messages == before
+    assert [each["role"] for each in before] == ["system", "user", "assistant"]
+    conversation.clear()
+    assert [each["role"] for each in conversation.messages] == ["system"]
+
+
+class Terminal:
+    """A chat in a pseudo-terminal."""
+
+    def __init__(self, tiny: Path, *options: str) -> None:
+        self._leader, follower = pty.openpty()
+        self.run = subprocess.Popen(
+            [sys.executable, "-c", CODE, "chat", str(tiny), *options],
+            stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+        )  # fmt: skip
+        os.close(follower)
+        self.seen = ""
+
+    def wait_for(self, words: str) -> None:
+        """Read until `words` were shown; what was read before is dropped."""
+        deadline = time.monotonic() + 60
+        while words not in self.seen:
+            assert time.monotonic() < deadline, f"{words!r} never came: {self.seen!r}"
+            self.seen += CONTROLS.sub("", os.read(self._leader, 65536).decode(errors="replace"))
+        self.seen = self.seen.partition(words)[2]
+
+    def type(self, text: str) -> None:
+        os.write(self._leader, text.encode())
+
+    def close(self) -> int:
+        code = self.run.wait(timeout=60)
+        os.close(self._leader)
+        return code
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(tiny: Path) -> None:
+    terminal = Terminal(tiny, "--max-tokens", "200", "--ignore-eos", "--no-speculation")
+    terminal.wait_for("> ")
+    terminal.type("hello\n")
+    terminal.wait_for("hello\r\n")
+    terminal.run.send_signal(signal.SIGINT)
+    terminal.wait_for("> ")
+    terminal.type("/dance\n")
+    terminal.wait_for("/dance is not a command")
+    terminal.wait_for("> ")
+    terminal.type("/exit\n")
+    assert terminal.close() == 0
+
+
+def test_ctrl_d_leaves(tiny: Path) -> None:
+    terminal = Terminal(tiny)
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.close() == 0
