@@ -165,7 +165,7 @@ def counting_tokens(operations: Operations, tokens: Sequence[int]) -> list[int]:
 
         def __eq__(self, other: object) -> bool:
             operations.count += 1
-            return int.__eq__(self, other)  # type: ignore[arg-type]
+            return int.__eq__(self, other)
 
     class CountingList(list[int]):
         def __getitem__(self, key: Any) -> Any:
