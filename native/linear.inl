@@ -122,7 +122,8 @@ struct Tiles<1> {
 
 // Rows in tiles of nearly equal height: 13 rows are 7 + 6, not 12 + 1.
 void rows_of_panel(const LinearArgs& a, int64_t first, int64_t last, int64_t panel) {
-  int64_t tiles = (last - first + kMaxTileRows - 1) / kMaxTileRows;
+  const int64_t tallest = a.bf16 ? kMaxTileRowsBf16 : kMaxTileRows;
+  int64_t tiles = (last - first + tallest - 1) / tallest;
   for (int64_t row = first; tiles > 0; --tiles) {
     const int64_t height = (last - row + tiles - 1) / tiles;
     Tiles<kMaxTileRows>::of(height)(a, row, panel);

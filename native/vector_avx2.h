@@ -13,6 +13,7 @@ struct Vec {
 
 constexpr int kVectorsPerPanel = 1;
 constexpr int kMaxTileRows = 6;   // 12 accumulators of the 16 registers
+constexpr int kMaxTileRowsBf16 = 5;  // with the two halves of a word, six rows would spill
 constexpr int kScoreVectors = 1;  // keys of one block side by side in the score micro-kernel
 constexpr const char* kInstructionSet = "avx2";
 

@@ -13,6 +13,7 @@ struct Vec {
 
 constexpr int kVectorsPerPanel = 2;
 constexpr int kMaxTileRows = 12;   // 24 accumulators of the 32 registers
+constexpr int kMaxTileRowsBf16 = 12;
 constexpr int kScoreVectors = 2;   // keys of one block side by side in the score micro-kernel
 constexpr const char* kInstructionSet = "avx512";
 

@@ -12,6 +12,7 @@ struct Vec {
 
 constexpr int kVectorsPerPanel = 1;
 constexpr int kMaxTileRows = 4;
+constexpr int kMaxTileRowsBf16 = 4;
 constexpr int kScoreVectors = 1;
 constexpr const char* kInstructionSet = "portable";
 
