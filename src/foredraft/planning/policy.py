@@ -1,6 +1,7 @@
 """How many draft tokens a request gets in the next step.
 
-Knows counts and loads; knows no torch, no model and no drafter. A policy is pure: the same state gives the same width.
+Knows counts and loads; knows no torch, no model and no drafter. A policy is pure: the same state
+gives the same width.
 """
 
 from __future__ import annotations
