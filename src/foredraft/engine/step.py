@@ -150,12 +150,11 @@ def _verify_one(window: Window, rows: Tensor, row_math: RowMath) -> Verdict:
     if not tree.is_chain:
         return match(tree, tokens, _independent_draw(window, rows, row_math))
     root = request.num_tokens
-    count = len(tokens)
     return rejection(
         tokens,
         lambda node: sampler.law(rows[node + 1], _history(window, node)),
         draft.probs,
-        coins.coins(request.seed, root, coins.ACCEPT, count).tolist() if count else (),
+        lambda i: coins.coin(request.seed, root, coins.ACCEPT, i),
         coins.coin(request.seed, root, coins.RESIDUAL, 0),
         row_math,
     )
