@@ -183,7 +183,7 @@ def greedy_plain(
     ],
 )
 def test_a_repeated_draft_meets_the_penalty_inside_the_window(fields: dict[str, float]) -> None:
-    """One token five times in one window: the penalty bites at the row where plain's does."""
+    """One token five times in one window: the penalty bites where plain's does (vllm#18902)."""
     row = [0.2, 2.0, 1.4, 0.1, 0.9]
     params = SamplingParams(temperature=0.0, **fields)
     plain = greedy_plain(params, row, 6)
@@ -223,7 +223,7 @@ def test_a_biased_away_token_is_not_accepted_from_a_draft() -> None:
     [{"min_p": 0.5}, {"top_k": 2}, {"top_p": 0.6}, {"logit_bias": {0: -100.0, 1: -100.0}}],
 )
 def test_no_emitted_token_leaves_the_support(fields: dict[str, Any]) -> None:
-    """Temperature 1, every token of many steps, for drafts that try all of them."""
+    """Temperature 1, every token of many steps, drafts that try them all (vllm#42744)."""
     logits = random_logits(9, 6)
     sampler = Sampler(SamplingParams(**fields), 6, END, ROW_MATH)
     for seed in range(300):
