@@ -10,7 +10,7 @@ import datetime
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,13 +77,14 @@ def _pattern(token: ControlToken) -> str:
 class ChatTemplate:
     """A compiled template. `variables` are the strings it may use (`bos_token`, `eos_token`, ...).
 
-    How text is kept apart: a mark, a character that occurs in no message, is put inside everything
-    in a message that could be or become (part of) a control token; the template is rendered; the
-    control tokens that are found have no mark inside, so the template wrote them; the marks are
-    taken out. Templates that trim, cut, search or compare messages see the user's text unchanged
-    but for those marks. Should a template delete text inside a message, and so join the halves of a
-    control token, a second rendering with marks at every possible beginning of one tells: then that
-    rendering is used. Limit: a template that searches messages for control tokens won't find them.
+    How text is kept apart: a mark, a character that occurs in no message, is put inside every
+    control token's text in a message; the template is rendered; a control token found there has no
+    mark inside, so the template wrote it; the marks are taken out. A message without such text goes
+    through unchanged, so templates may trim, cut, search and count it.
+    Text may also *become* a control token, where the template deletes what is between its parts or
+    joins it with its own. So messages that hold a part of one are rendered a second time, with
+    marks at every such part; if the control tokens differ, the second rendering is taken.
+    Limit: a template that searches or counts a message with a control token's text sees the marks.
 
     Raises ModelError for a template that does not compile.
     """
@@ -94,10 +95,8 @@ class ChatTemplate:
         self.source = source
         self._variables = dict(variables)
         self._splitter = splitter
-        texts = splitter.texts
-        self._longest = max(map(len, texts), default=0)
-        self._heads = {text[:size] for text in texts for size in range(1, len(text))}
-        self._tails = {text[size:] for text in texts for size in range(1, len(text))}
+        self._parts = _parts(splitter.texts)
+        self._tails = tuple({text[i:] for text in splitter.texts for i in range(1, len(text))})
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -119,9 +118,14 @@ class ChatTemplate:
         checked = checked_messages(messages)
         contents = [message["content"] for message in checked]
         mark = _absent_character([*contents, self.source])
-        found = self._marked(checked, add_generation_prompt, mark, self._suspects)
-        if not self._splitter.first_characters.isdisjoint(set().union(*contents)):
-            strict = self._marked(checked, add_generation_prompt, mark, self._beginnings)
+        whole = [self._whole_tokens(content) for content in contents]
+        partly = [
+            places | self._part_tokens(content)
+            for content, places in zip(contents, whole, strict=True)
+        ]
+        found = self._marked(checked, whole, mark, add_generation_prompt)
+        if partly != whole:
+            strict = self._marked(checked, partly, mark, add_generation_prompt)
             found = found if _controls(found) == _controls(strict) else strict
         unmarked = [p.replace(mark, "") if isinstance(p, str) else p for p in found]
         return [piece for piece in unmarked if piece]
@@ -129,39 +133,38 @@ class ChatTemplate:
     def _marked(
         self,
         messages: Sequence[dict[str, str]],
-        add_generation_prompt: bool,
+        places: Sequence[set[int]],
         mark: str,
-        places: Callable[[str], set[int]],
+        add_generation_prompt: bool,
     ) -> list[Piece]:
+        """The rendering with `mark` at `places[i]` of message i, cut at its control tokens."""
         marked = [
-            message | {"content": _insert(message["content"], places(message["content"]), mark)}
-            for message in messages
+            message | {"content": _insert(message["content"], at, mark)}
+            for message, at in zip(messages, places, strict=True)
         ]
         return self._splitter.split(self._render(marked, add_generation_prompt))
 
-    def _suspects(self, content: str) -> set[int]:
-        """Where to put marks: inside whole control tokens, and at what an edge could complete."""
+    def _whole_tokens(self, content: str) -> set[int]:
+        """Behind the first character of every control token in `content`, overlapping ones too."""
         places: set[int] = set()
-        end = len(content.rstrip())
-        start = len(content) - len(content.lstrip())
         for text in self._splitter.texts:
             at = content.find(text)
             while at >= 0:
                 places.add(at + 1)
                 at = content.find(text, at + 1)
-        for size in range(1, self._longest):
-            for edge in {end, len(content)}:
-                if edge >= size and content[edge - size : edge] in self._heads:
-                    places.add(edge - size + 1)
-            for edge in {start, 0}:
-                if content[edge : edge + size] in self._tails:
-                    places.add(edge + size - 1)
         return places
 
-    def _beginnings(self, content: str) -> set[int]:
-        """Marks behind every character with which a control token begins."""
+    def _part_tokens(self, content: str) -> set[int]:
+        """Where a control token could begin, go through or end if other text were put there."""
         first = self._splitter.first_characters
-        return self._suspects(content) | {i + 1 for i, c in enumerate(content) if c in first}
+        places = {i + 1 for i, character in enumerate(content) if character in first}
+        start, end = len(content) - len(content.lstrip()), len(content.rstrip())
+        if content[start:end] in self._parts:
+            places |= {start, end}
+        for edge in {0, start}:
+            if content.startswith(self._tails, edge):
+                places.add(edge)
+        return places
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         try:
@@ -206,6 +209,17 @@ def _checked(message: Message, index: int) -> dict[str, str]:
     if not isinstance(content, str):
         raise InvalidRequest(f"{name} has content of type {type(content).__name__}; expected text")
     return {"role": role, "content": content}
+
+
+def _parts(texts: Sequence[str]) -> set[str]:
+    """Every proper part of every text."""
+    return {
+        text[start:end]
+        for text in texts
+        for start in range(len(text))
+        for end in range(start + 1, len(text) + 1)
+        if end - start < len(text)
+    }
 
 
 def _text_part(part: Any, name: str) -> str:

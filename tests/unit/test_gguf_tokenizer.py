@@ -1,0 +1,136 @@
+"""A tokenizer rebuilt from GGUF metadata gives the ids its model was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from foredraft.core.errors import ModelError
+from foredraft.models.gguf import GGUFFile
+from foredraft.models.gguf_tokenizer import tokenizer_from_gguf
+from foredraft.models.tokenizer import BYTE_OF_CHARACTER, Tokenizer
+
+TEXTS = [
+    "Hello world", "The year 1984, and 3.14159 or 1,000,000.", "a1234 5 x007", "",
+    " leading and trailing  ", "\n\n\nlines\r\n\r\n\tof\t\ttext \n ", "it's WE'LL don't I'd",
+    "日本語のテキスト, 中文 и русский", "emoji 🎉👩‍👩‍👧‍👦 🇩🇪 👍🏽", "½ ² ٣٤ Ⅻ ①",
+    "naïve cafe\u0301",
+    "def f(x):\n    return x**2  # square\n", "<b>&amp;</b> {\"k\": [1, 2]}", "\u200b\u00a0\ufeff",
+    "https://example.org/a?b=c&d=%20", "...!!!???---___", "\x00\x01\x7f", "\U0001d518\U0001d52b 𐍈",
+]  # fmt: skip
+PINNED = {
+    "Hello world": [19556, 905],
+    "a1234 5": [81, 33, 34, 35, 36, 216, 37],
+    "\n\n x": [1116, 1792],
+    "½ ² ٣٤": [16738, 216, 19133, 216, 164, 113, 164, 114],
+}
+
+
+@pytest.fixture(scope="module")
+def ours(smollm2_path: Path) -> Tokenizer:
+    return tokenizer_from_gguf(GGUFFile(smollm2_path))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_smollm2_ids_equal_transformers(
+    ours: Tokenizer, peer_tokenizer: PreTrainedTokenizerBase, text: str
+) -> None:
+    ids = ours.encode(text)
+    assert ids == peer_tokenizer.encode(text, add_special_tokens=False)
+    assert ours.decode(ids) == text
+
+
+@settings(deadline=None, max_examples=200)
+@given(text=st.text(max_size=60))
+def test_smollm2_ids_equal_transformers_on_any_text(
+    ours: Tokenizer, peer_tokenizer: PreTrainedTokenizerBase, text: str
+) -> None:
+    assert ours.encode(text) == peer_tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("text", PINNED)
+def test_smollm2_ids_are_these(ours: Tokenizer, text: str) -> None:
+    assert ours.encode(text) == PINNED[text]
+
+
+def test_smollm2_facts(ours: Tokenizer) -> None:
+    assert ours.vocab_size == 49152
+    assert ours.control_ids == frozenset(range(17))
+    assert (ours.bos_id, ours.eos_ids) == (1, (2,))
+    assert ours.encode_prompt("Hello world") == PINNED["Hello world"]  # it adds no BOS
+    assert ours.has_chat_template
+
+
+def metadata(pre: str | None, **changes: Any) -> dict[str, Any]:
+    """A byte-level tokenizer with two merges, a control token and a user-defined one."""
+    tokens = [*BYTE_OF_CHARACTER, "he", "hel", "<eot>", "<think>"]
+    values = {
+        "model": "gpt2",
+        "tokens": tokens,
+        "token_type": [1] * (len(tokens) - 2) + [3, 4],
+        "merges": ["h e", "he l"],
+        "eos_token_id": tokens.index("<eot>"),
+    } | changes
+    if pre is not None:
+        values["pre"] = pre
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+
+
+def build(pre: str | None, **changes: Any) -> Tokenizer:
+    file: Any = SimpleNamespace(path=Path("tiny.gguf"), metadata=metadata(pre, **changes))
+    return tokenizer_from_gguf(file)
+
+
+CUTS = {
+    # What each kind cuts "it'S 12345 héllo\n\n  x" into, by its pattern.
+    "gpt-2": ["it", "'", "S", " 12345", " héllo", "\n\n ", " x"],
+    None: ["it", "'", "S", " 12345", " héllo", "\n\n ", " x"],
+    "smollm": ["it", "'", "S", " ", "1", "2", "3", "4", "5", " héllo", "\n\n ", " x"],
+    "llama-bpe": ["it", "'S", " ", "123", "45", " héllo", "\n\n", " ", " x"],
+    "qwen2": ["it", "'S", " ", "1", "2", "3", "4", "5", " héllo", "\n\n", " ", " x"],
+    "default": ["it", "'", "S", " ", "123", "45", " héllo", "\n\n ", " x"],
+}
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_each_kind_cuts_text_its_own_way(pre: str | None) -> None:
+    tokenizer = build(pre)
+    cut = tokenizer._backend.pre_tokenizer.pre_tokenize_str("it'S 12345 héllo\n\n  x")
+    spelled = ["".join(map(chr, (BYTE_OF_CHARACTER[c] for c in word))) for word, _ in cut]
+    assert [word.encode("latin-1").decode() for word in spelled] == CUTS[pre]
+
+
+def test_control_tokens_are_kept_from_text_and_user_defined_ones_are_not() -> None:
+    tokenizer = build("gpt-2")
+    eot, think = tokenizer.eos_ids[0], tokenizer.vocab_size - 1
+    assert tokenizer.encode_with_special("hel<eot>") == [tokenizer.encode("hel")[0], eot]
+    assert eot not in tokenizer.encode("hel<eot>")
+    assert tokenizer.encode("<think>") == [think]
+
+
+REFUSED = {
+    "pre": ({"pre": "viking"}, "tokenizer.ggml.pre 'viking' is not supported; supported are"),
+    "model": ({"model": "t5"}, "tokenizer.ggml.model 't5' is not supported"),
+    "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
+    "tokens of numbers": ({"tokens": [1, 2]}, "no list of strings"),
+    "too few types": ({"token_type": [1]}, "one number for each token"),
+    "a strange type": ({"token_type": [9] * 260}, "outside 1..6"),
+    "a merge of unknown tokens": ({"merges": ["x yz"]}, "'x yz'"),
+    "a merge that is none": ({"merges": ["he"]}, "'he'"),
+    "a token twice": ({"tokens": ["a", "a"], "token_type": [1, 1]}, "a token twice"),
+    "eos outside": ({"eos_token_id": 260}, "eos_token_id is 260, not a token of 260"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_not_known_for_certain_is_refused(kind: str) -> None:
+    changes, complaint = REFUSED[kind]
+    with pytest.raises(ModelError, match=r"tiny\.gguf") as caught:
+        build(changes.pop("pre", None), **changes)
+    assert complaint in str(caught.value)

@@ -1,0 +1,198 @@
+"""Loading is strict: what is missing, unknown or of the wrong shape or kind is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foredraft.core.errors import ModelError
+from foredraft.models.load import load_model
+from foredraft.models.weights import expected_shapes
+from foredraft.testing.models import write_tiny_checkpoint
+
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+Change = Callable[[dict[str, Tensor]], Any]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_tiny_checkpoint(tmp_path)
+
+
+def change_tensors(directory: Path, change: Change) -> None:
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_what_a_loaded_model_tells(checkpoint: Path) -> None:
+    loaded = load_model(checkpoint, kernels="reference")
+    count = sum(torch.Size(s).numel() for s in expected_shapes(loaded.config).values())
+    assert loaded.weight_bytes == 4 * count
+    assert (loaded.name, loaded.path) == (str(checkpoint), checkpoint)
+    assert (loaded.dtype, loaded.device) == (torch.float32, torch.device("cpu"))
+    assert loaded.eos_ids == loaded.config.eos_token_ids == (1,)
+    assert load_model(checkpoint, dtype="float64", kernels="reference").dtype == torch.float64
+
+
+BAD_TENSORS: dict[str, tuple[Change, str]] = {
+    "missing": (lambda t: t.pop(Q_PROJ), f"missing tensor {Q_PROJ}"),
+    "several missing": (lambda t: [t.pop(k) for k in list(t) if "mlp" in k], "and 3 more"),
+    "unknown": (lambda t: t.update(surplus=torch.zeros(1)), "unknown tensor surplus"),
+    "bias not in the config": (
+        lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}),
+        "unknown tensor model.layers.0.self_attn.q_proj.bias",
+    ),
+    "shape": (
+        lambda t: t.update({Q_PROJ: torch.zeros(32, 31)}),
+        f"tensor {Q_PROJ} has shape [32, 31], expected [32, 32]",
+    ),
+    "kind": (
+        lambda t: t.update({Q_PROJ: torch.zeros(32, 32, dtype=torch.int8)}),
+        f"tensor {Q_PROJ} has dtype int8, expected one of float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TENSORS)
+def test_wrong_tensors_are_named(checkpoint: Path, kind: str) -> None:
+    change, complaint = BAD_TENSORS[kind]
+    change_tensors(checkpoint, change)
+    with pytest.raises(ModelError) as caught:
+        load_model(checkpoint)
+    assert complaint in str(caught.value)
+    assert str(checkpoint) in str(caught.value)
+
+
+def test_frequencies_kept_by_old_checkpoints_are_left_out(checkpoint: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    change_tensors(checkpoint, lambda t: t.update({name: torch.zeros(4)}))
+    load_model(checkpoint)
+
+
+def test_a_copied_head_must_be_a_copy(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, tie_word_embeddings=True)
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": embedding.clone()}))
+    load_model(tmp_path)
+    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": embedding + 1}))
+    with pytest.raises(ModelError, match=r"lm_head\.weight differs from the embedding"):
+        load_model(tmp_path)
+
+
+def shard(directory: Path) -> Path:
+    """The checkpoint in two files; returns the index."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = sorted(tensors)
+    table = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for file in set(table.values()):
+        save_file({n: tensors[n] for n in names if table[n] == file}, directory / file)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": table}))
+    return index
+
+
+def test_shards_that_disagree_with_their_index(checkpoint: Path) -> None:
+    index = shard(checkpoint)
+    load_model(checkpoint)
+    table = json.loads(index.read_text())["weight_map"]
+    for changed, complaint in (
+        (table | {"surplus": "part-0.safetensors"}, "surplus is not in part-0.safetensors"),
+        (
+            table | {"surplus": "part-9.safetensors"},
+            "part-9.safetensors: not readable as safetensors",
+        ),
+        (table | {"surplus": "../part-0.safetensors"}, "not a plain file name"),
+        ([1], "weight_map is not an object"),
+    ):
+        index.write_text(json.dumps({"weight_map": changed}))
+        with pytest.raises(ModelError) as caught:
+            load_model(checkpoint)
+        assert complaint in str(caught.value)
+
+
+def test_damaged_and_missing_files(checkpoint: Path) -> None:
+    weights = checkpoint / "model.safetensors"
+    raw = weights.read_bytes()
+    for damaged in (raw[: len(raw) // 2], b"", b"\xff" * 64, raw[:4]):
+        weights.write_bytes(damaged)
+        with pytest.raises(ModelError, match="not readable as safetensors"):
+            load_model(checkpoint)
+    weights.unlink()
+    with pytest.raises(ModelError, match=r"no model\.safetensors"):
+        load_model(checkpoint)
+    (checkpoint / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match="pickled weights"):
+        load_model(checkpoint)
+
+
+def test_tokenizer_files(checkpoint: Path) -> None:
+    tokenizer = checkpoint / "tokenizer.json"
+    text = tokenizer.read_text()
+    tokenizer.write_text(text[:-40])
+    with pytest.raises(ModelError, match="not a valid tokenizer"):
+        load_model(checkpoint)
+    tokenizer.unlink()
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        load_model(checkpoint)
+
+
+def test_a_tokenizer_larger_than_the_vocabulary(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path / "a", vocab_size=40)
+    write_tiny_checkpoint(tmp_path / "b", vocab_size=32)
+    (tmp_path / "a" / "tokenizer.json").rename(tmp_path / "b" / "tokenizer.json")
+    with pytest.raises(ModelError, match="the tokenizer has 40 tokens, the model 32"):
+        load_model(tmp_path / "b")
+
+
+def test_what_ends_a_generation(checkpoint: Path) -> None:
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [7, 1]}')
+    assert load_model(checkpoint).eos_ids == (1, 7)
+    (checkpoint / "generation_config.json").unlink()
+    change_json(checkpoint / "config.json", eos_token_id=None)
+    assert load_model(checkpoint).eos_ids == (1,)  # the tokenizer's eos_token
+
+
+def test_a_template_file_goes_before_the_one_in_the_settings(checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    tokenizer = load_model(checkpoint).tokenizer
+    assert tokenizer.render_chat([{"role": "user", "content": "abc"}]) == "abc"
+
+
+def test_several_templates_by_name(checkpoint: Path) -> None:
+    templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    change_json(checkpoint / "tokenizer_config.json", chat_template=templates)
+    assert load_model(checkpoint).tokenizer.chat_template == "d"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"name_or_path": "no-such-model"}, "built-in names: smollm2-135m"),
+        ({"name_or_path": __file__}, "is no .gguf file"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; valid are auto, float32"),
+        ({"kernels": "fast"}, "unknown kernels 'fast'"),
+        ({"kernels": "native", "dtype": "float64"}, "native kernels compute in float32"),
+        ({"device": "quantum"}, "device 'quantum' cannot be used"),
+    ],
+)
+def test_arguments_that_cannot_be_honoured(
+    checkpoint: Path, arguments: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(**({"name_or_path": checkpoint} | arguments))
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
