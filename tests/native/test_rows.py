@@ -1,0 +1,116 @@
+"""Norm, activation and rope: close to double precision, the same bits in any company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from foredraft._native import instruction_sets
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from foredraft.kernels.interface import Segment
+from foredraft.kernels.native import NativeKernels
+from foredraft.kernels.reference import ReferenceKernels
+
+EXACT = ReferenceKernels(torch.float64)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(
+    rows=st.integers(1, 70),
+    width=st.integers(1, 600),
+    size=st.sampled_from([1e-3, 1.0, 30.0]),
+    instruction_set=st.sampled_from(instruction_sets()),
+)
+def test_norm_and_activation_are_close_to_double_precision(
+    rows: int, width: int, size: float, instruction_set: str
+) -> None:
+    kernels = NativeKernels(instruction_set=instruction_set)
+    x, weight = random(rows, width) * size, random(width, seed=1)
+    torch.testing.assert_close(
+        kernels.rms_norm(x, weight, 1e-5).double(),
+        EXACT.rms_norm(x.double(), weight, 1e-5),
+        rtol=4e-6,
+        atol=1e-7,
+    )
+    gate_up = random(rows, 2 * width) * size
+    torch.testing.assert_close(
+        kernels.silu_multiply(gate_up).double(),
+        EXACT.silu_multiply(gate_up.double()),
+        rtol=2e-6,
+        atol=1e-30,
+    )
+
+
+def test_silu_at_the_ends_of_the_range(instruction_set: str) -> None:
+    gate = torch.tensor([[0.0, -0.0, 200.0, -200.0, 88.0, -88.0, 1e30, -1e30]])
+    kernels = NativeKernels(instruction_set=instruction_set)
+    out = kernels.silu_multiply(torch.cat([gate, torch.ones_like(gate)], dim=1))
+    assert out[0, :3].tolist() == [0.0, 0.0, 200.0]
+    assert out[0, 4].item() == 88.0
+    assert out[0, 6].item() == pytest.approx(1e30)
+    assert (out[0, [3, 5, 7]].abs() < 1e-6).all() or out[0, 7].item() == pytest.approx(0, abs=1e-6)
+
+
+def test_rows_are_independent_and_instruction_sets_agree(instruction_set: str) -> None:
+    kernels = NativeKernels(2, instruction_set=instruction_set)
+    plain = NativeKernels(1, instruction_set="portable")
+    x, weight = random(90, 602), random(602, seed=1)
+    norm, silu = kernels.rms_norm(x, weight, 1e-5), kernels.silu_multiply(x)
+    for row in (0, 44, 89):
+        alone = x[row : row + 1]
+        assert torch.equal(plain.rms_norm(alone, weight, 1e-5)[0], norm[row])
+        assert torch.equal(plain.silu_multiply(alone)[0], silu[row])
+
+
+@given(
+    dim=st.sampled_from([8, 16, 24, 64, 96, 128, 256]),
+    heads=st.sampled_from([(1, 1), (4, 2), (9, 3)]),
+    page_size=st.integers(1, 9),
+    cache_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    instruction_set=st.sampled_from(instruction_sets()),
+)
+def test_rope_turns_and_stores_as_the_reference(
+    dim: int,
+    heads: tuple[int, int],
+    page_size: int,
+    cache_dtype: torch.dtype,
+    instruction_set: str,
+) -> None:
+    kernels = NativeKernels(instruction_set=instruction_set)
+    segments = [
+        Segment(3, 2, (-1, 0, -1), list(range(8, 16))),
+        Segment(0, 4, (), [7, 6, 5, 4]),
+    ]
+    qkv = random(9, (heads[0] + 2 * heads[1]) * dim)
+    cos, sin = random(12, dim // 2, seed=1), random(12, dim // 2, seed=2)
+    shape = (16, heads[1], page_size, dim)
+    keys, values = (torch.full(shape, torch.nan, dtype=cache_dtype) for _ in range(2))
+    exact_keys, exact_values = keys.double(), values.double()
+    queries = kernels.rope_and_store(
+        qkv, cos, sin, keys, values, kernels.prepare(segments, page_size)
+    )
+    expected = EXACT.rope_and_store(
+        qkv.double(), cos, sin, exact_keys, exact_values, EXACT.prepare(segments, page_size)
+    )
+    torch.testing.assert_close(queries.double(), expected, rtol=1e-6, atol=1e-6)
+    # Values are copied: only the rounding to bfloat16, to nearest and even, is left.
+    assert torch.equal(values.nan_to_num(7.0), exact_values.to(cache_dtype).nan_to_num(7.0))
+    rounding = 2**-8 if cache_dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(keys.double(), exact_keys, rtol=rounding, atol=1e-6, equal_nan=True)
+
+
+def test_bfloat16_cache_keeps_nan_and_infinity() -> None:
+    kernels = NativeKernels()
+    row = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e-40, 3.0e38, 3.4e38, 1.00390625, -0.0])
+    qkv = torch.cat([torch.zeros(16), row]).reshape(1, 24)
+    keys, values = torch.zeros(2, 1, 1, 1, 8, dtype=torch.bfloat16)
+    ones, zeros = torch.ones(1, 4), torch.zeros(1, 4)
+    plan = kernels.prepare([Segment(0, 1, (), [0])], 1)
+    kernels.rope_and_store(qkv, ones, zeros, keys, values, plan)
+    expected = row.to(torch.bfloat16)
+    torch.testing.assert_close(values[0, 0, 0], expected, rtol=0, atol=0, equal_nan=True)
