@@ -6,29 +6,22 @@ what happens in a step.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from foredraft.cache.tensors import KVCache
-from foredraft.core.coins import mix
-from foredraft.core.errors import ConfigError, InvalidRequest
-from foredraft.core.sampling import Sampler, SamplingParams
+from foredraft.core.errors import InvalidRequest
+from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter
 from foredraft.drafters.interface import Drafter
-from foredraft.engine.config import EngineConfig, SpeculativeConfig
+from foredraft.engine.config import SpeculativeConfig
 from foredraft.engine.engine import Engine, Tap
+from foredraft.engine.memory import allocate_cache, choose_cache_dtype, plan_engine
 from foredraft.engine.outputs import RequestOutput, StreamDelta
-from foredraft.engine.request import Request
-from foredraft.engine.stops import StopRules
+from foredraft.engine.submission import Group, Prompt, RequestFactory
 from foredraft.models.load import LoadedModel, load_model
-from foredraft.models.tokenizer import Detokenizer
 from foredraft.planning.policy import FixedWidth
 
-Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 
@@ -84,21 +77,23 @@ class LLM:
             else SpeculativeConfig.from_mapping(speculative_config)
         )
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
-        cache_dtype = _cache_dtype(kv_dtype, self.loaded)
-        self.config = self._engine_config(
-            max_model_len, kv_cache_gib, cache_dtype,
-            page_size=page_size, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens, prefill_chunk_size=prefill_chunk_size,
-        )  # fmt: skip
-        model_config = self.loaded.config
-        cache = KVCache(
-            model_config.num_layers, self.config.num_pages, model_config.num_kv_heads, page_size,
-            model_config.head_dim, cache_dtype, self.loaded.device,
-        )  # fmt: skip
+        cache_dtype = choose_cache_dtype(kv_dtype, self.loaded)
+        self.config = plan_engine(
+            self.loaded.config,
+            cache_dtype,
+            kv_cache_gib=kv_cache_gib,
+            max_model_len=max_model_len,
+            page_size=page_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefill_chunk_size=prefill_chunk_size,
+        )
+        cache = allocate_cache(self.loaded, self.config, cache_dtype)
         policy = FixedWidth(self.num_speculative_tokens)
         self.engine = Engine(self.loaded.model, self.drafter, policy, self.config, cache, tap)
-        self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
-        self._num_requests = 0
+        self._requests = RequestFactory(
+            self.loaded, self.config.max_model_len, self.speculative, seed
+        )
 
     def generate(
         self,
@@ -120,10 +115,8 @@ class LLM:
         each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise InvalidRequest(f"{len(many)} prompts with {len(each)} sampling parameters")
-        groups: list[_Group] = []
+        groups = [self._make(*one) for one in zip(many, each, strict=True)]
         try:
-            for prompt, prompt_params in zip(many, each, strict=True):
-                groups.append(self._make_group(prompt, prompt_params))
             for group in groups:
                 self._add(group)
             while not all(group.finished for group in groups):
@@ -151,7 +144,7 @@ class LLM:
         params = SamplingParams() if params is None else params
         if params.n != 1:
             raise InvalidRequest(f"a stream carries one completion, got n = {params.n}")
-        return self._stream(self._make_group(prompt, params))
+        return self._stream(self._make(prompt, params))
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
@@ -159,7 +152,7 @@ class LLM:
         """`stream` for a conversation, through the model's chat template."""
         return self.stream(self._template(messages), params)
 
-    def _stream(self, group: _Group) -> Iterator[StreamDelta]:
+    def _stream(self, group: Group) -> Iterator[StreamDelta]:
         request = group.requests[0]
         try:
             # Only now: closing a generator that was never started runs no `finally`.
@@ -176,82 +169,22 @@ class LLM:
         finally:
             self._abort([group])
 
-    def _add(self, group: _Group) -> None:
+    def _make(self, prompt: Prompt, params: SamplingParams) -> Group:
+        group = self._requests.make(prompt, params)
+        self.engine.scheduler.check_fits(group.requests[0])
+        return group
+
+    def _add(self, group: Group) -> None:
         for request in group.requests:
             self.engine.add(request)
 
-    def _abort(self, groups: Sequence[_Group]) -> None:
+    def _abort(self, groups: Sequence[Group]) -> None:
         for group in groups:
             for request in group.requests:
                 self.engine.abort(request)
 
     def _template(self, messages: Sequence[Message]) -> list[int]:
         return self.tokenizer.apply_chat_template(messages)
-
-    def _make_group(self, prompt: Prompt, params: SamplingParams) -> _Group:
-        """Requests for one prompt, checked but not queued. Raises InvalidRequest."""
-        token_ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check_prompt(token_ids)
-        number = self._num_requests
-        self._num_requests += 1
-        seed = mix(self._seed, number + 1) if params.seed is None else params.seed
-        eos = frozenset() if params.ignore_eos else frozenset(self.loaded.eos_ids)
-        room = self.config.max_model_len - len(token_ids)
-        rules = StopRules(
-            eos_token_ids=eos,
-            stop_token_ids=frozenset(params.stop_token_ids or ()),
-            stop_strings=_as_strings(params.stop),
-            include_stop_string=params.include_stop_str_in_output,
-            min_tokens=params.min_tokens,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-        )
-        sampler = Sampler(
-            params,
-            self.loaded.config.vocab_size,
-            eos | rules.stop_token_ids,
-            self.loaded.model.kernels.row_math,
-            self.loaded.device,
-        )
-        group_id = f"request-{number}"
-        group = _Group(
-            prompt if isinstance(prompt, str) else None,
-            [
-                Request(
-                    group_id if params.n == 1 else f"{group_id}-{index}",
-                    token_ids,
-                    params,
-                    group=group_id,
-                    index=index,
-                    sampler=sampler,
-                    rules=rules,
-                    seed=mix(seed, index),
-                    coupled=self._coupled(params),
-                    detokenizer=Detokenizer(self.tokenizer, params.skip_special_tokens),
-                )
-                for index in range(params.n)
-            ],
-        )
-        self.engine.scheduler.check_fits(group.requests[0])
-        return group
-
-    def _coupled(self, params: SamplingParams) -> bool:
-        rule = self.speculative.rejection_sample_method if self.speculative else None
-        return params.seed is not None if rule is None else rule == "coupled"
-
-    def _check_prompt(self, token_ids: Sequence[int]) -> None:
-        if not token_ids:
-            raise InvalidRequest("the prompt is empty: at least one token is needed")
-        if len(token_ids) >= self.config.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {len(token_ids)} tokens, the context holds "
-                f"{self.config.max_model_len} with at least one for the answer"
-            )
-        vocab_size = self.loaded.config.vocab_size
-        for token in token_ids:
-            if type(token) is not int or not 0 <= token < vocab_size:
-                raise InvalidRequest(
-                    f"prompt token {token!r} is not an id in 0..{vocab_size - 1} of this model"
-                )
 
     def _make_drafter(self, drafter: Drafter | None) -> tuple[Drafter | None, int]:
         """The drafter and the most draft tokens a step; an object goes before the configuration."""
@@ -266,52 +199,6 @@ class LLM:
         asked = None if config is None else config.num_speculative_tokens
         return drafter, default if asked is None else asked
 
-    def _engine_config(
-        self, max_model_len: int | None, kv_cache_gib: float, dtype: torch.dtype, **sizes: Any
-    ) -> EngineConfig:
-        model = self.loaded.config
-        longest = model.max_position_embeddings
-        length = longest if max_model_len is None else max_model_len
-        if length > longest:
-            raise ConfigError(f"max_model_len {length} is beyond the model's {longest} positions")
-        config = EngineConfig(max_model_len=length, **sizes)
-        if not kv_cache_gib > 0:
-            raise ConfigError(f"kv_cache_gib must be above 0, got {kv_cache_gib!r}")
-        page_bytes = KVCache.bytes_per_page(
-            model.num_layers, model.num_kv_heads, config.page_size, model.head_dim, dtype
-        )
-        affordable = int(kv_cache_gib * 2**30) // page_bytes
-        if affordable < 1:
-            raise ConfigError(
-                f"kv_cache_gib {kv_cache_gib} is less than a page of {page_bytes} bytes"
-            )
-        useful = config.max_num_seqs * config.pages_for(length)
-        return EngineConfig(max_model_len=length, num_pages=min(affordable, useful), **sizes)
-
-
-class _Group:
-    """The completions of one prompt."""
-
-    def __init__(self, prompt: str | None, requests: list[Request]) -> None:
-        self.prompt = prompt
-        self.requests = requests
-
-    @property
-    def finished(self) -> bool:
-        return all(request.finished for request in self.requests)
-
-    def output(self, num_spec_tokens: int) -> RequestOutput:
-        first = self.requests[0]
-        return RequestOutput(
-            request_id=first.group,
-            prompt=self.prompt,
-            prompt_token_ids=first.tokens[: first.num_prompt],
-            outputs=[request.output(num_spec_tokens) for request in self.requests],
-            prompt_logprobs=None
-            if first.params.prompt_logprobs is None
-            else list(first.prompt_logprobs),
-        )
-
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
@@ -320,21 +207,3 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if many and all(isinstance(item, int) for item in many):
         return [many]
     return many
-
-
-def _as_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def _cache_dtype(kv_dtype: str, loaded: LoadedModel) -> torch.dtype:
-    """float32 on a CPU (float64 for a float64 model), the model's dtype elsewhere."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-    if kv_dtype == "auto":
-        if loaded.dtype == torch.float64 or torch.device(loaded.device).type != "cpu":
-            return loaded.dtype
-        return torch.float32
-    if kv_dtype not in names:
-        raise ConfigError(f"kv_dtype must be auto, {', '.join(names)}, got {kv_dtype!r}")
-    return names[kv_dtype]

@@ -21,7 +21,7 @@ class Load:
 
 
 class Policy(Protocol):
-    """Chooses widths; the engine clips them to the row budget and to what a request may still say."""
+    """Chooses widths; the engine clips them to the row budget and to what may still be said."""
 
     def width(self, load: Load, counts: AcceptanceCounts) -> int:
         """Draft tokens for a request with these `counts` in a step with this `load`; 0 = none."""

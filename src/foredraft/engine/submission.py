@@ -1,0 +1,136 @@
+"""From a prompt and sampling parameters to requests the engine can run.
+
+Knows the model's tokenizer and limits, and the rule that verifies a request; knows no page, no step
+and no drafter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from foredraft.core.coins import mix
+from foredraft.core.errors import InvalidRequest
+from foredraft.core.sampling import Sampler, SamplingParams
+from foredraft.engine.config import SpeculativeConfig
+from foredraft.engine.outputs import RequestOutput
+from foredraft.engine.request import Request
+from foredraft.engine.stops import StopRules
+from foredraft.models.load import LoadedModel
+from foredraft.models.tokenizer import Detokenizer
+
+Prompt = str | Sequence[int]
+
+
+class Group:
+    """The completions of one prompt."""
+
+    def __init__(self, prompt: str | None, requests: list[Request]) -> None:
+        self.prompt = prompt
+        self.requests = requests
+
+    @property
+    def finished(self) -> bool:
+        return all(request.finished for request in self.requests)
+
+    def output(self, num_spec_tokens: int) -> RequestOutput:
+        first = self.requests[0]
+        return RequestOutput(
+            request_id=first.group,
+            prompt=self.prompt,
+            prompt_token_ids=first.tokens[: first.num_prompt],
+            outputs=[request.output(num_spec_tokens) for request in self.requests],
+            prompt_logprobs=None
+            if first.params.prompt_logprobs is None
+            else list(first.prompt_logprobs),
+        )
+
+
+class RequestFactory:
+    """Makes requests for one engine, numbered; one without a seed gets a seed of its own."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        max_model_len: int,
+        speculative: SpeculativeConfig | None,
+        seed: int | None,
+    ) -> None:
+        self._loaded = loaded
+        self._max_model_len = max_model_len
+        self._speculative = speculative
+        self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+        self._num_requests = 0
+
+    def make(self, prompt: Prompt, params: SamplingParams) -> Group:
+        """Requests for one prompt, not queued yet. Raises InvalidRequest."""
+        loaded = self._loaded
+        if isinstance(prompt, str):
+            text, token_ids = prompt, loaded.tokenizer.encode_prompt(prompt)
+        else:
+            text, token_ids = None, list(prompt)
+        self._check_prompt(token_ids)
+        number = self._num_requests
+        self._num_requests += 1
+        seed = mix(self._seed, number + 1) if params.seed is None else params.seed
+        rules = self._stop_rules(params, len(token_ids))
+        sampler = Sampler(
+            params,
+            loaded.config.vocab_size,
+            rules.eos_token_ids | rules.stop_token_ids,
+            loaded.model.kernels.row_math,
+            loaded.device,
+        )
+        group_id = f"request-{number}"
+        requests = [
+            Request(
+                group_id if params.n == 1 else f"{group_id}-{index}",
+                token_ids,
+                params,
+                group=group_id,
+                index=index,
+                sampler=sampler,
+                rules=rules,
+                seed=mix(seed, index),
+                coupled=self._coupled(params),
+                detokenizer=Detokenizer(loaded.tokenizer, params.skip_special_tokens),
+            )
+            for index in range(params.n)
+        ]
+        return Group(text, requests)
+
+    def _stop_rules(self, params: SamplingParams, num_prompt: int) -> StopRules:
+        room = self._max_model_len - num_prompt
+        return StopRules(
+            eos_token_ids=frozenset(() if params.ignore_eos else self._loaded.eos_ids),
+            stop_token_ids=frozenset(params.stop_token_ids or ()),
+            stop_strings=_as_strings(params.stop),
+            include_stop_string=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        )
+
+    def _coupled(self, params: SamplingParams) -> bool:
+        rule = self._speculative.rejection_sample_method if self._speculative else None
+        return params.seed is not None if rule is None else rule == "coupled"
+
+    def _check_prompt(self, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty: at least one token is needed")
+        if len(token_ids) >= self._max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(token_ids)} tokens, the context holds "
+                f"{self._max_model_len} with at least one for the answer"
+            )
+        vocab_size = self._loaded.config.vocab_size
+        for token in token_ids:
+            if type(token) is not int or not 0 <= token < vocab_size:
+                raise InvalidRequest(
+                    f"prompt token {token!r} is not an id in 0..{vocab_size - 1} of this model"
+                )
+
+
+def _as_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
