@@ -1,0 +1,150 @@
+"""`foredraft bench`, `info` and `pull`: their JSON forms and tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foredraft.cli.main import main
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        {"id": "a", "task": "chat", "turns": ["hello there"]},
+        {"id": "b", "task": "edit", "turns": ["one two one two"]},
+        {"id": "c", "task": "edit", "turns": ["abc abc abc"]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_decode_has_the_documented_form(
+    tiny: Path, workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "results" / "decode.json"
+    result = _json(
+        capsys, "bench", "decode", str(tiny), "--workload", str(workload), "--max-tokens", "24",
+        "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}',
+        "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}',
+        "--repeats", "2", "--output", str(file),
+    )  # fmt: skip
+    assert json.loads(file.read_text()) == result
+    assert {"machine", "versions", "revision", "arguments", "date"} <= set(result)
+    assert result["bandwidth_limit_tokens_per_second"] > 0
+    plain, two, four = result["runs"]
+    assert plain["label"] == "plain"
+    assert plain["speculative_config"] is None
+    assert four["label"] == "ngram num_speculative_tokens=4"
+    for run in (plain, two, four):
+        assert run["identical_to_plain"] is True
+        assert run["tokens"] == plain["tokens"] > 0
+        assert list(run["per_task"]) == ["chat", "edit"]
+        assert run["per_task"]["edit"]["prompts"] == 2
+        assert run["tokens_per_second"] > 0
+        assert run["speedup"] == pytest.approx(run["mean_emitted_tokens"] / run["mean_step_cost"])
+    assert plain["mean_emitted_tokens"] == 1.0
+    assert len(two["acceptance_by_position"]) <= 2
+    assert four["mean_acceptance_length"] > 1.0
+
+
+def test_decode_prints_a_table_and_can_be_limited(
+    tiny: Path, workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "decode", str(tiny), "--workload", str(workload), "--max-tokens", "8"]
+    assert main([*arguments, "--tasks", "edit", "--limit-per-task", "1"]) == 0
+    table = capsys.readouterr().out
+    assert "plain" in table
+    assert "auto" in table
+    assert "edit" in table
+    assert "chat" not in table
+
+
+@pytest.mark.slow
+def test_a_peer_runs_the_same_prompts_in_its_own_process(
+    tiny: Path, workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = _json(
+        capsys, "bench", "decode", str(tiny), "--workload", str(workload), "--max-tokens", "8",
+        "--peer", "transformers", "--dtype", "float32",
+    )  # fmt: skip
+    labels = [run["label"] for run in result["runs"]]
+    assert labels == ["plain", "auto", "transformers float32", "transformers bfloat16"]
+    peer = result["runs"][2]
+    assert peer["peer"] == "transformers"
+    assert peer["tokens"] == result["runs"][0]["tokens"]
+    assert peer["identical_to_plain"] is True
+    assert result["peers"]["transformers"]["label"] in labels
+
+
+def test_identity_passes_and_writes_its_result(
+    tiny: Path, workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "identity.json"
+    arguments = ["bench", "identity", str(tiny), "--workload", str(workload)]
+    assert main([*arguments, "--max-tokens", "12", "--output", str(file)]) == 0
+    assert "identical" in capsys.readouterr().out
+    result = json.loads(file.read_text())
+    assert result["kind"] == "identity"
+    assert result["passed"] is True
+
+
+def test_a_difference_is_exit_code_1(
+    tiny: Path, workload: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foredraft.bench import identity
+
+    chilled = identity.Check("seeded otherwise", 0.0, None)
+    monkeypatch.setattr(identity, "checks", lambda _threads: [chilled])
+    recorded = identity._record
+
+    def wrong(loaded: Any, check: Any, *rest: Any) -> Any:
+        for prompt_id, rows in recorded(loaded, check, *rest):
+            yield prompt_id, rows[:-1] if check is chilled else rows
+
+    monkeypatch.setattr(identity, "_record", wrong)
+    assert main(["bench", "identity", str(tiny), "--workload", str(workload)]) == 1
+    assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_info_states_machine_kernels_and_memory(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = _json(capsys, "info", str(tiny), "--num-speculative-tokens", "3")
+    assert facts["machine"]["cores"] >= 1
+    assert facts["versions"]["foredraft"]
+    assert facts["kernels"]["in_use"] in ("native", "reference")
+    assert facts["model"]["layers"] == 2
+    memory = facts["memory"]
+    assert memory["weight_bytes"] > 0
+    assert memory["cached_tokens"] == memory["cache_pages"] * memory["page_size"]
+    assert memory["cache_limit_bytes"] == memory["cache_pages"] * memory["page_bytes"]
+    assert facts["speculation"]["draft_tokens_a_step"] == 3
+    assert main(["info"]) == 0
+    assert "cores" in capsys.readouterr().out
+
+
+def test_info_of_plain_decoding_costs_nothing(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _json(capsys, "info", str(tiny), "--no-speculation")["speculation"] == {"method": None}
+
+
+def test_pull_says_where_the_model_is(
+    smollm2_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = _json(capsys, "pull", "smollm2-135m")
+    assert facts["path"] == str(smollm2_path)
+    assert facts["bytes"] == smollm2_path.stat().st_size
+    assert main(["pull", "smollm2-135m"]) == 0
+    assert capsys.readouterr().out == f"{smollm2_path}\n"
