@@ -125,3 +125,33 @@ def test_a_request_that_never_fits_is_refused_with_its_sizes(make_llm, target):
 def test_bad_prompts_are_refused(make_llm, prompt, message):
     with pytest.raises(InvalidRequest, match=message):
         make_llm().generate([prompt], GREEDY)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 3}, {}], ids=str)
+def test_logits_that_are_no_numbers_end_that_request_alone(make_llm, plain, target, bad, sampling):
+    """The rows of one request go bad; its batch-mates, and the requests after it, don't notice."""
+    llm = make_llm()
+    run = llm.engine.model.run
+
+    def broken(batch, cache):
+        output = run(batch, cache)
+        logits = output.logits.clone()
+        if len(logits) == 3:  # all three run: the middle row is the middle request's
+            logits[1, 4] = bad
+        return replace(output, logits=logits)
+
+    params = [GREEDY, replace(GREEDY, **{"temperature": 1.0} | sampling), GREEDY]
+    llm.engine.model = Broken(llm.engine.model, broken)
+    outputs = llm.generate(PROMPTS[:3], params)
+    assert outputs[1].finish_reason == "error"
+    assert "logit" in outputs[1].outputs[0].error
+    assert [list(outputs[i].token_ids) for i in (0, 2)] == [plain(GREEDY)[i] for i in (0, 2)]
+    assert_empty(llm)
+
+
+class Broken:
+    """A model whose pass is replaced."""
+
+    def __init__(self, model, run):
+        self.config, self.kernels, self.run = model.config, model.kernels, run

@@ -120,7 +120,7 @@ class Sampler:
         """
         logits = self.process(row, history, mask)
         best = self._row_math.argmax(logits)
-        self._check_chosen(logits, best, history)
+        self.check_chosen(logits, best, history)
         if self.greedy:
             probs = torch.zeros(row.shape, dtype=torch.float64, device=row.device)
             probs[best] = 1.0
@@ -147,7 +147,7 @@ class Sampler:
             chosen = self._row_math.argmax(logits)
         else:
             chosen = self._row_math.coupled_argmax(logits, seed, position)
-        self._check_chosen(logits, chosen, history)
+        self.check_chosen(logits, chosen, history)
         return chosen
 
     @property
@@ -172,7 +172,8 @@ class Sampler:
             self._penalties.apply_(logits, history)
         return logits
 
-    def _check_chosen(self, logits: Tensor, chosen: int, history: History) -> None:
+    def check_chosen(self, logits: Tensor, chosen: int, history: History) -> None:
+        """Raise what `token` raises if the best of `logits` is no number, or no token is left."""
         value = float(logits[chosen])
         if math.isfinite(value):
             return

@@ -141,8 +141,7 @@ def _verify_one(window: Window, rows: Tensor, row_math: RowMath) -> Verdict:
     request, draft, tree = window.request, window.draft, window.tree
     sampler, tokens = request.sampler, draft.tokens
     if sampler.plain_argmax:
-        best = row_math.argmax_rows(rows)
-        return match(tree, tokens, lambda node: best[node + 1])
+        return match(tree, tokens, _greedy_draw(window, rows, row_math))
     if sampler.greedy or request.coupled:
         return match(tree, tokens, _coupled_draw(window, rows))
     if not tree.is_chain and draft.probs is not None:
@@ -166,6 +165,18 @@ def _history(window: Window, node: int) -> History:
         return history
     path = window.tree.path(node)
     return history.extended([window.draft.tokens[i] for i in path])
+
+
+def _greedy_draw(window: Window, rows: Tensor, row_math: RowMath) -> Callable[[int], int]:
+    """The argmax of every row at once: no processor can change it."""
+    best = row_math.argmax_rows(rows)
+    sampler, history = window.request.sampler, window.request.history
+
+    def draw(node: int) -> int:
+        sampler.check_chosen(rows[node + 1], best[node + 1], history)
+        return best[node + 1]
+
+    return draw
 
 
 def _coupled_draw(window: Window, rows: Tensor) -> Callable[[int], int]:
