@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # make setup TORCH='torch==2.13.0 --index-url <an index of CPU builds>'
 TORCH ?= torch==2.13.0
 STAMP := $(VENV)/.foredraft-installed
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.cpp native/*.h native/CMakeLists.txt)
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.cpp native/*.h native/*.inl native/CMakeLists.txt)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 FOREDRAFT := $(BIN)/foredraft
 MODEL ?= smollm2-135m
@@ -67,6 +67,18 @@ report: setup  ## Write the README's table of figures from benchmarks/results
 
 picture: setup  ## Run the demo and draw its terminal output into docs/demo.svg
 	$(BIN)/python docs/draw_demo.py docs/demo.svg $(MODEL)
+
+# The interpreter itself is not built for a sanitizer, so its runtime is preloaded and its own leaks are not counted.
+SANITIZED := build/sanitize
+sanitize: setup  ## Run tests/native under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check nanobind cmake ninja
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_BUILD_TYPE=Release \
+		-DFOREDRAFT_SANITIZE=ON -DPython_EXECUTABLE="$(abspath $(BIN))/python"
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build $(SANITIZED)
+	FOREDRAFT_TEST_EXTENSION="$$(ls $(abspath $(SANITIZED))/native/_native*.so)" \
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+	$(BIN)/python -m pytest tests/native -p no:cacheprovider
 
 clean:  ## Remove the virtual environment and build outputs
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
