@@ -43,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one key head": {"num_key_value_heads": 1},
     "as many key heads": {"num_key_value_heads": 6},
     "tied": {"tie_word_embeddings": True},
-    "head_dim apart": {"head_dim": 20},
+    "head_dim apart": {"head_dim": 24},
     "llama3 rope": {"rope_parameters": LLAMA3},
     "linear rope": {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}

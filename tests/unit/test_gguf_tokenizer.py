@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,3 +136,71 @@ def test_what_is_not_known_for_certain_is_refused(kind: str) -> None:
     with pytest.raises(ModelError, match=r"tiny\.gguf") as caught:
         build(changes.pop("pre", None), **changes)
     assert complaint in str(caught.value)
+
+
+def pieces_of(rng: random.Random) -> list[str]:
+    """A random vocabulary in which pieces join to longer pieces."""
+    pieces = ["▁", "a", "b", "c", "<", "s", ">"]
+    while len(pieces) < 40:
+        joined = rng.choice(pieces) + rng.choice(pieces)
+        if joined not in pieces and len(joined) < 7:
+            pieces.append(joined)
+    return pieces
+
+
+def sentencepiece(text: str, scores: dict[str, float]) -> list[str]:
+    """SentencePiece's rule: join the neighbours whose piece scores best, the leftmost of equals."""
+    parts = list(text)
+    while True:
+        joined = [
+            (-scores[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores
+        ]
+        if not joined:
+            return parts
+        _, at = min(joined)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+def sentencepiece_metadata(seed: int) -> tuple[dict[str, Any], dict[str, float]]:
+    rng = random.Random(seed)
+    pieces = pieces_of(rng)
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    scores = [0.0] * 259 + rng.sample([-float(i) for i in range(len(pieces))], len(pieces))
+    values = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": scores,
+        "token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+        "merges": None,
+    }
+    return values, dict(zip(tokens[259:], scores[259:], strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_scored_pieces_are_joined_as_sentencepiece_joins_them(seed: int) -> None:
+    values, scores = sentencepiece_metadata(seed)
+    tokenizer = build("default", **values)
+    rng = random.Random(seed)
+    for length in [*range(1, 30), 200]:
+        text = "".join(rng.choice("abc s<>") for _ in range(length))
+        ids = tokenizer.encode(text)
+        spelled = [values["tokens"][i] for i in ids]
+        assert spelled == sentencepiece("▁" + text.replace(" ", "▁"), scores)
+        assert tokenizer.decode(ids) == text
+
+
+def test_scored_pieces_fall_back_to_bytes_and_begin_with_bos() -> None:
+    values, _ = sentencepiece_metadata(0)
+    tokenizer = build("default", **values)
+    ids = tokenizer.encode("é\n")
+    assert ids[-3:] == [3 + 0xC3, 3 + 0xA9, 3 + 0x0A]
+    assert tokenizer.decode(ids) == "é\n"
+    assert tokenizer.encode_prompt("a") == [1, *tokenizer.encode("a")]
+    assert tokenizer.control_ids.isdisjoint(tokenizer.encode("<s>a</s><unk>"))
+    values["token_type"][5] = values["token_type"][6]
+    values["tokens"][5] = "gone"
+    with pytest.raises(ModelError, match="no token for 1 of 256 bytes"):
+        build("default", **values)

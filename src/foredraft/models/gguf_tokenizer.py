@@ -6,6 +6,7 @@ A kind of tokenizer that is not known for certain is refused by name: wrong ids 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,13 @@ from tokenizers import Tokenizer as Backend
 
 from foredraft.core.errors import ModelError
 from foredraft.models.gguf import GGUFFile
+from foredraft.models.scored_bpe import scored_bpe
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.models.turn_ends import generation_ends
 
 _PREFIX = "tokenizer.ggml."
 # ggml's token types.
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _TYPES = range(1, 7)
 
 # Patterns as in llama.cpp's llama-vocab.cpp and the models' own tokenizer.json files.
@@ -65,12 +67,18 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
     """
     meta = _Metadata(file)
     kind = meta.text("model")
-    if kind != "gpt2":
+    if kind not in _MODELS:
         raise ModelError(
-            f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; supported is 'gpt2' "
-            "(byte-level BPE): use the model's Hugging Face directory"
+            f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; "
+            f"supported are {', '.join(_MODELS)}"
         )
-    backend, tokens = _backend(meta)
+    tokens = meta.strings("tokens")
+    if len(set(tokens)) != len(tokens):
+        raise ModelError(f"{meta.source}: tokenizer.ggml.tokens holds a token twice")
+    types = meta.types(len(tokens))
+    backend = _MODELS[kind](meta, tokens, types)
+    backend.add_special_tokens(_added(tokens, types, (_CONTROL, _UNKNOWN), special=True))
+    backend.add_tokens(_added(tokens, types, (_USER_DEFINED,), special=False))
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise ModelError(f"{file.path}: tokenizer.chat_template is no string")
@@ -85,7 +93,7 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
         chat_template=template,
         special_tokens=named,
         eos_ids=generation_ends(backend, [e for e in ends if e is not None], template),
-        add_bos=meta.flag("add_bos_token", False),
+        add_bos=meta.flag("add_bos_token", kind == "llama"),
     )
 
 
@@ -97,9 +105,8 @@ _NAMED_TOKENS = {
 }
 
 
-def _backend(meta: _Metadata) -> tuple[Backend, list[str]]:
-    tokens = meta.strings("tokens")
-    types = meta.types(len(tokens))
+def _byte_level_bpe(meta: _Metadata, tokens: list[str], types: list[int]) -> Backend:
+    """GPT-2's kind: bytes spelled as characters, merges in order."""
     pre = meta.text("pre", "gpt-2")
     pre = _ALIASES.get(pre, pre)
     if pre not in _PRE_TOKENIZERS:
@@ -108,24 +115,45 @@ def _backend(meta: _Metadata) -> tuple[Backend, list[str]]:
             f"{meta.source}: tokenizer.ggml.pre {pre!r} is not supported; supported are {known}"
         )
     vocab = {token: index for index, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise ModelError(f"{meta.source}: tokenizer.ggml.tokens holds a token twice")
     merges = [_merge(line, vocab, meta.source) for line in meta.strings("merges")]
     backend = Backend(models.BPE(vocab, merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
     if pre in _NORMALIZED:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(_added(tokens, types, _CONTROL, special=True))
-    backend.add_tokens(_added(tokens, types, _USER_DEFINED, special=False))
-    return backend, tokens
+    return backend
 
 
-def _added(tokens: list[str], types: list[int], kind: int, special: bool) -> list[AddedToken]:
+def _sentencepiece_bpe(meta: _Metadata, tokens: list[str], types: list[int]) -> Backend:
+    """Llama 1 and 2's kind: pieces with scores, bytes for what no piece covers."""
+    if meta.flag("remove_extra_whitespaces", False):
+        raise ModelError(f"{meta.source}: tokenizer.ggml.remove_extra_whitespaces is not supported")
+    unknown = meta.token_id("unknown_token_id", len(tokens))
+    try:
+        return scored_bpe(
+            tokens,
+            meta.numbers("scores", len(tokens)),
+            [kind in (_NORMAL, _USER_DEFINED) for kind in types],
+            None if unknown is None else tokens[unknown],
+            meta.flag("add_space_prefix", True),
+        )
+    except ModelError as error:
+        raise ModelError(f"{meta.source}: {error}") from error
+
+
+_MODELS: dict[str, Callable[[_Metadata, list[str], list[int]], Backend]] = {
+    "gpt2": _byte_level_bpe,
+    "llama": _sentencepiece_bpe,
+}
+
+
+def _added(
+    tokens: list[str], types: list[int], kinds: tuple[int, ...], special: bool
+) -> list[AddedToken]:
     return [
         AddedToken(token, special=special, normalized=False)
-        for token, of_kind in zip(tokens, types, strict=True)
-        if of_kind == kind
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in kinds
     ]
 
 
@@ -160,6 +188,14 @@ class _Metadata:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ModelError(f"{self.source}: {_PREFIX}{key} is missing or no list of strings")
         return value
+
+    def numbers(self, key: str, count: int) -> list[float]:
+        value = self._metadata.get(_PREFIX + key)
+        if not isinstance(value, list) or len(value) != count:
+            raise ModelError(f"{self.source}: {_PREFIX}{key} needs one number for each token")
+        if not all(isinstance(item, int | float) and math.isfinite(item) for item in value):
+            raise ModelError(f"{self.source}: {_PREFIX}{key} holds what is no finite number")
+        return [float(item) for item in value]
 
     def types(self, count: int) -> list[int]:
         value = self._metadata.get(f"{_PREFIX}token_type")
