@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from foredraft import _native
+import foredraft._native as _native
 from foredraft.core.row_math import RowMath
 from foredraft.kernels.interface import Segment
 
@@ -27,7 +27,7 @@ _CACHE_DTYPES = {torch.float32: False, torch.bfloat16: True}
 class NativePacked:
     """A weight `[n, k]` in panels, owned by the extension."""
 
-    weight: Any  # _native.PackedWeight
+    weight: _native.PackedWeight
     n: int
     k: int
 
@@ -65,7 +65,7 @@ class NativeRowMath:
     A row that holds NaN raises FloatingPointError.
     """
 
-    def __init__(self, runtime: Any) -> None:
+    def __init__(self, runtime: _native.Runtime) -> None:
         self._runtime = runtime
 
     def argmax(self, row: Tensor) -> int:
@@ -142,6 +142,12 @@ class NativeKernels:
     @property
     def num_threads(self) -> int:
         return int(self._runtime.num_threads)
+
+    def read_memory(self, buffer: Tensor) -> float:
+        """Reads `buffer` (float32, whole megabytes) with all threads, as a measure of bandwidth."""
+        if not _usable(buffer):
+            _refuse("buffer", buffer, "of float32")
+        return float(self._runtime.read_memory(buffer.data_ptr(), buffer.numel(), 1))
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> NativePacked:
         """A copy of `weight [N, K]` (float32 or bfloat16) in panels, and of `bias [N]`."""
@@ -226,9 +232,16 @@ class NativeKernels:
         if heads < 1:
             _refuse("qkv", qkv, f"[rows, (query heads + 2 x {kv_heads}) x {dim}] of float32")
         queries = torch.empty(rows, heads, dim, dtype=_FLOAT)
-        tables = cos.data_ptr(), sin.data_ptr(), cos.shape[0]
         self._runtime.rope_and_store(
-            plan, qkv.data_ptr(), rows, heads, *tables, *cache, queries.data_ptr()
+            plan,
+            qkv.data_ptr(),
+            rows,
+            heads,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.shape[0],
+            *cache,
+            queries.data_ptr(),
         )
         return queries
 

@@ -1,0 +1,90 @@
+"""The compiled extension (native/bindings.cpp). Addresses are `Tensor.data_ptr()`; 0 is none."""
+
+from collections.abc import Sequence
+
+from foredraft.kernels.interface import Segment
+
+class Plan:
+    num_rows: int
+    positions: list[int]
+    slots: list[int]
+
+class PackedWeight:
+    bytes: int
+
+class Runtime:
+    instruction_set: str
+    num_threads: int
+
+    def __init__(self, threads: int, instruction_set: str) -> None: ...
+    def pack(self, weight: int, bias: int, n: int, k: int, bf16: bool) -> PackedWeight: ...
+    def linear(
+        self, weight: PackedWeight, x: int, rows: int, k: int, residual: int, out: int, /
+    ) -> None: ...
+    def embedding(self, weight: PackedWeight, ids: int, rows: int, out: int, /) -> None: ...
+    def rms_norm(
+        self, x: int, weight: int, eps: float, out: int, rows: int, width: int, /
+    ) -> None: ...
+    def silu_multiply(self, gate_up: int, out: int, rows: int, width: int, /) -> None: ...
+    def rope_and_store(
+        self,
+        plan: Plan,
+        qkv: int,
+        rows: int,
+        heads: int,
+        cos: int,
+        sin: int,
+        positions: int,
+        keys: int,
+        values: int,
+        pages: int,
+        kv_heads: int,
+        page_size: int,
+        dim: int,
+        bf16: bool,
+        queries: int,
+        /,
+    ) -> None: ...
+    def attention(
+        self,
+        plan: Plan,
+        queries: int,
+        rows: int,
+        heads: int,
+        keys: int,
+        values: int,
+        pages: int,
+        kv_heads: int,
+        page_size: int,
+        dim: int,
+        bf16: bool,
+        scale: float,
+        out: int,
+        /,
+    ) -> None: ...
+    def move_slots(
+        self,
+        keys: int,
+        values: int,
+        pages: int,
+        kv_heads: int,
+        page_size: int,
+        dim: int,
+        bf16: bool,
+        sources: list[int],
+        destinations: list[int],
+        /,
+    ) -> None: ...
+    def read_memory(self, buffer: int, count: int, passes: int, /) -> float: ...
+    def argmax_rows(self, rows: int, count: int, n: int, /) -> list[int]: ...
+    def argmax(self, row: int, n: int, wide: bool, /) -> int: ...
+    def softmax(self, row: int, n: int, wide: bool, out: int, /) -> bool: ...
+    def log_softmax(self, row: int, n: int, wide: bool, out: int, /) -> bool: ...
+    def cumulative_sum(self, row: int, n: int, wide: bool, out: int, /) -> None: ...
+    def coupled_argmax(self, row: int, n: int, wide: bool, seed: int, position: int, /) -> int: ...
+    def random_words(self, seed: int, position: int, stream: int, blocks: int, /) -> list[int]: ...
+
+def plan(segments: Sequence[Segment], page_size: int, /) -> Plan: ...
+def best_instruction_set() -> str: ...
+def instruction_sets() -> list[str]: ...
+def available_cores() -> int: ...

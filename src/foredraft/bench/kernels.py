@@ -1,0 +1,342 @@
+"""`foredraft bench kernels`: what a row costs, alone and beside others, against memory and torch.
+
+Knows kernels, shapes and a clock; knows no request. Every figure is the median of rounds in which
+all the variants of a shape take turns, so that a drift of the machine falls on all alike; the
+weights of a shape are copied until they no longer fit in a cache, and visited one after the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foredraft.bench.provenance import provenance
+from foredraft.cache.tensors import KVCache
+from foredraft.core.acceptance import match, rejection
+from foredraft.core.row_math import RowMath
+from foredraft.core.trees import topology
+from foredraft.kernels.interface import Segment
+from foredraft.kernels.native import NativeKernels
+from foredraft.models.config import ModelConfig
+from foredraft.models.interface import FlatBatch
+from foredraft.models.load import LoadedModel
+
+Progress = Callable[[str, int, int], None]  # what, done, of
+
+FORMATS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+ROWS = (1, 2, 3, 4, 5, 8)
+PREFILL_ROWS = 256
+PROMPT_ROWS = 512
+CONTEXT = 256
+PAGE_SIZE = 16
+BANDWIDTH_BYTES = 512 << 20
+# torch's own threads go on spinning for a while after an operation, on the cores we measure on.
+TORCH_REST_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSettings:
+    """What `bench kernels` measures. `load` gives the model whose weights are of a format."""
+
+    load: Callable[[str], LoadedModel]
+    num_threads: int | None = None
+    rounds: int = 15
+    working_set_bytes: int = 128 << 20  # several times the last cache
+
+
+def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any]:
+    """Measure and summarise; the form is DESIGN's section 8 with provenance and a summary."""
+    kernels = NativeKernels(settings.num_threads)
+    bandwidth = read_bandwidth_gb_s(kernels, settings.rounds)
+    linear: list[dict[str, Any]] = []
+    forward: list[dict[str, Any]] = []
+    verify: list[dict[str, Any]] = []
+    for format_name in FORMATS:
+        loaded = settings.load(format_name)
+        shapes = linear_shapes(loaded.config)
+        for done, shape in enumerate(shapes):
+            progress(f"linear {format_name}", done, len(shapes))
+            linear += _LinearBench(kernels, format_name, shape, settings).entries()
+        progress(f"linear {format_name}", len(shapes), len(shapes))
+        forward += bench_forward(loaded, settings.rounds, progress)
+    verify += bench_verify(kernels.row_math, loaded.config.vocab_size, settings.rounds, progress)
+    return {
+        **provenance(),
+        "instruction_set": kernels.instruction_set,
+        "threads": kernels.num_threads,
+        "read_bandwidth_gb_s": round(bandwidth, 2),
+        "linear": linear,
+        "forward": forward,
+        "verify": verify,
+        "summary": summarise(bandwidth, linear, forward),
+    }
+
+
+def read_bandwidth_gb_s(kernels: NativeKernels, rounds: int = 15) -> float:
+    """GB/s (10^9 bytes) of reading memory that is in no cache, all threads of `kernels` together.
+
+    The median over `rounds`; machines with shared memory read more or less from second to second.
+    """
+    buffer = torch.ones(BANDWIDTH_BYTES // 4)
+    kernels.read_memory(buffer)
+    seconds = [_seconds(lambda: kernels.read_memory(buffer)) for _ in range(rounds)]
+    return BANDWIDTH_BYTES / median(seconds) / 1e9
+
+
+def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    """`[N, K]` of the model's matrices as the decoder packs them, each shape once."""
+    hidden, dim = config.hidden_size, config.head_dim
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    shapes = [
+        ((heads + 2 * kv_heads) * dim, hidden),
+        (hidden, heads * dim),
+        (2 * config.intermediate_size, hidden),
+        (hidden, config.intermediate_size),
+        (config.vocab_size, hidden),
+    ]
+    return list(dict.fromkeys(shapes))
+
+
+class _LinearBench:
+    """One format and shape: ours and torch's, every row count."""
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        format_name: str,
+        shape: tuple[int, int],
+        settings: KernelSettings,
+    ) -> None:
+        self._kernels, self._format, self._shape = kernels, format_name, shape
+        self._rounds = settings.rounds
+        n, k = shape
+        self._bytes = n * k * FORMATS[format_name].itemsize
+        copies = max(2, -(-settings.working_set_bytes // self._bytes))
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(n, k, generator=generator).to(FORMATS[format_name])
+        self._packed = [kernels.pack(weight) for _ in range(copies)]
+        self._plain = [weight.clone() for _ in range(copies)]
+        self._inputs = {
+            rows: torch.randn(rows, k, generator=generator) for rows in (*ROWS, PREFILL_ROWS)
+        }
+
+    def entries(self) -> list[dict[str, Any]]:
+        ours: dict[int, list[float]] = {rows: [] for rows in self._inputs}
+        theirs: dict[int, list[float]] = {rows: [] for rows in self._inputs}
+        with _torch_threads(self._kernels.num_threads):
+            for _ in range(self._rounds):
+                for rows in self._inputs:
+                    ours[rows].append(self._ours(rows))
+                for rows in self._inputs:
+                    theirs[rows].append(self._theirs(rows))
+                time.sleep(TORCH_REST_SECONDS)
+        return [self._entry(rows, median(ours[rows]), median(theirs[rows])) for rows in ours]
+
+    def _ours(self, rows: int) -> float:
+        x, linear = self._inputs[rows], self._kernels.linear
+        packed = self._packed if rows < PREFILL_ROWS else self._packed[:2]
+        return _seconds(lambda: [linear(x, weight) for weight in packed]) / len(packed)
+
+    def _theirs(self, rows: int) -> float:
+        x = self._inputs[rows].to(FORMATS[self._format])
+        # torch is measured for comparison only: half of the copies still exceeds the cache.
+        plain = self._plain[: max(2, len(self._plain) // 2)]
+        plain = plain if rows < PREFILL_ROWS else plain[:2]
+        return _seconds(lambda: [F.linear(x, weight) for weight in plain]) / len(plain)
+
+    def _entry(self, rows: int, ours: float, theirs: float) -> dict[str, Any]:
+        return {
+            "format": self._format,
+            "shape": list(self._shape),
+            "rows": rows,
+            "us": round(ours * 1e6, 2),
+            "gb_s": round(self._bytes / ours / 1e9, 2),
+            "gflop_s": round(2 * rows * self._shape[0] * self._shape[1] / ours / 1e9, 1),
+            "torch_us": round(theirs * 1e6, 2),
+        }
+
+
+def bench_forward(loaded: LoadedModel, rounds: int, progress: Progress) -> list[dict[str, Any]]:
+    """Whole passes of the model: few rows after a context, and a prompt in one pass."""
+    passes = {rows: _Pass(loaded, rows, CONTEXT) for rows in ROWS}
+    prompt = _Pass(loaded, PROMPT_ROWS, 0)
+    name = f"forward {loaded.name} {_dtype_name(loaded)}"
+    times: dict[int, list[float]] = {rows: [] for rows in passes}
+    prompt_times = []
+    for done in range(rounds):
+        progress(name, done, rounds)
+        for rows, one in passes.items():
+            times[rows].append(_seconds(one.run))
+        if done % 5 == 0:
+            prompt_times.append(_seconds(prompt.run))
+    progress(name, rounds, rounds)
+    entries = [(rows, CONTEXT, median(seconds)) for rows, seconds in times.items()]
+    entries.append((PROMPT_ROWS, 0, median(prompt_times)))
+    return [
+        {
+            "model": loaded.name,
+            "dtype": _dtype_name(loaded),
+            "rows": rows,
+            "context": context,
+            "ms": round(seconds * 1e3, 3),
+        }
+        for rows, context, seconds in entries
+    ]
+
+
+class _Pass:
+    """One repeatable pass: a pending token with a chain of drafts behind a context, or a prompt."""
+
+    def __init__(self, loaded: LoadedModel, rows: int, context: int) -> None:
+        config = loaded.config
+        self._model = loaded.model
+        pages = -(-(context + rows) // PAGE_SIZE)
+        self._cache = KVCache(
+            config.num_layers,
+            pages,
+            config.num_kv_heads,
+            PAGE_SIZE,
+            config.head_dim,
+            torch.float32,
+            loaded.device,
+        )
+        table = list(range(pages))
+        ids = [i % config.vocab_size for i in range(context + rows)]
+        if context:
+            before = FlatBatch(ids[:context], [Segment(0, context, (), table)], [context - 1])
+            self._model.run(before, self._cache)
+        drafts = tuple(range(-1, rows - 2)) if context else ()
+        segment = Segment(context, rows - len(drafts), drafts, table)
+        asked = None if context else [rows - 1]
+        self._batch = FlatBatch(ids[context:], [segment], asked)
+        self.run()
+
+    def run(self) -> None:
+        self._model.run(self._batch, self._cache)
+
+
+def bench_verify(
+    row_math: RowMath, vocab: int, rounds: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """The rules on logits at hand, one request with every draft accepted: no row is left out."""
+    entries = []
+    for done, rows in enumerate(ROWS):
+        progress("verify", done, len(ROWS))
+        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * 3
+        rules = _rules(row_math, logits)
+        times: dict[str, list[float]] = {rule: [] for rule in rules}
+        for _ in range(rounds):
+            for rule, run in rules.items():
+                times[rule].append(_seconds(run))
+        entries += [
+            {
+                "rule": rule,
+                "requests": 1,
+                "rows": rows,
+                "vocab": vocab,
+                "ms": round(median(seconds) * 1e3, 4),
+            }
+            for rule, seconds in times.items()
+        ]
+    progress("verify", len(ROWS), len(ROWS))
+    return entries
+
+
+def _rules(row_math: RowMath, logits: Tensor) -> Mapping[str, Callable[[], object]]:
+    rows = logits.shape[0]
+    chain = topology(tuple(range(-1, rows - 2)))
+    best = row_math.argmax_rows(logits)
+    noisy = [row_math.coupled_argmax(logits[i], 1, i) for i in range(rows)]
+
+    def greedy() -> object:
+        ids = row_math.argmax_rows(logits)
+        return match(chain, best[:-1], lambda node: ids[node + 1])
+
+    def coupled() -> object:
+        return match(
+            chain,
+            noisy[:-1],
+            lambda node: row_math.coupled_argmax(logits[node + 1], 1, node + 1),
+        )
+
+    def standard() -> object:
+        # Coins of nothing accept everything, so that every row's law is worked out.
+        return rejection(
+            best[:-1],
+            lambda node: row_math.softmax(logits[node + 1]),
+            None,
+            lambda offset: 0.0,
+            0.5,
+            row_math,
+        )
+
+    return {"greedy": greedy, "coupled": coupled, "rejection": standard}
+
+
+def summarise(
+    bandwidth: float, linear: Sequence[Mapping[str, Any]], forward: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The ratios that the figures are judged by; a list holds one number a shape, in order."""
+    summary: dict[str, Any] = {}
+    for name in FORMATS:
+        one, four, many = (_of_rows(linear, name, rows) for rows in (1, 4, PREFILL_ROWS))
+        torch_four = zip(
+            _of_rows(linear, "bfloat16", 4), _of_rows(linear, "float32", 4), strict=True
+        )
+        torch_many = _of_rows(linear, "float32", PREFILL_ROWS)
+        summary[name] = {
+            "one_row_share_of_bandwidth": [round(e["gb_s"] / bandwidth, 3) for e in one],
+            "four_rows_over_one": _ratios(four, one, "us", "us"),
+            "four_rows_speed_over_faster_torch": [
+                round(min(b["torch_us"], f["torch_us"]) / e["us"], 2)
+                for e, (b, f) in zip(four, torch_four, strict=True)
+            ],
+            "prefill_speed_over_torch_float32": _ratios(torch_many, many, "torch_us", "us"),
+        }
+        passes = {e["rows"]: e["ms"] for e in forward if e["dtype"] == name}
+        if passes:
+            summary[name]["forward_over_one_row"] = {
+                rows: round(passes[rows] / passes[1], 3) for rows in ROWS
+            }
+            summary[name]["prefill_tokens_per_second"] = round(
+                PROMPT_ROWS / passes[PROMPT_ROWS] * 1e3, 1
+            )
+    return summary
+
+
+def _of_rows(linear: Sequence[Mapping[str, Any]], name: str, rows: int) -> list[Mapping[str, Any]]:
+    return [e for e in linear if e["format"] == name and e["rows"] == rows]
+
+
+def _ratios(
+    above: Sequence[Mapping[str, Any]], below: Sequence[Mapping[str, Any]], a: str, b: str
+) -> list[float]:
+    return [round(x[a] / y[b], 3) for x, y in zip(above, below, strict=True)]
+
+
+def _dtype_name(loaded: LoadedModel) -> str:
+    return str(loaded.dtype).removeprefix("torch.")
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
