@@ -143,7 +143,7 @@ def pieces_of(rng: random.Random) -> list[str]:
     pieces = ["▁", "a", "b", "c", "<", "s", ">"]
     while len(pieces) < 40:
         joined = rng.choice(pieces) + rng.choice(pieces)
-        if joined not in pieces and len(joined) < 7:
+        if joined not in (*pieces, "<s>") and len(joined) < 7:
             pieces.append(joined)
     return pieces
 
