@@ -32,7 +32,7 @@ def _shortest_of_each_task() -> list[Item]:
 
 @pytest.mark.slow
 def test_ten_prompts_of_the_real_model_are_identical(smollm2_path: Path) -> None:
-    # Without a compiler the reference kernels run: slow, and exact in float64 only. Two tokens each.
+    # Without a compiler the reference kernels run: slow, and exact in float64. Two tokens each.
     native = native_available()
     dtype, max_tokens = ("bfloat16", 128) if native else ("float64", 2)
 

@@ -38,6 +38,39 @@ def test_the_page_between_the_markers_is_replaced_and_the_rest_kept(tmp_path: Pa
     assert update(page, results) is False
 
 
+KERNELS = {
+    **DECODE, "kind": "kernels", "read_bandwidth_gb_s": 20.0, "instruction_set": "avx2",
+    "threads": 2,
+    "linear": [
+        {"format": "bfloat16", "shape": [576, 1536], "rows": rows, "us": us, "gb_s": 18.0,
+         "torch_us": 300.0}
+        for rows, us in ((1, 100.0), (2, 110.0), (4, 125.0), (256, 9000.0))
+    ],
+    "forward": [
+        {"model": "tiny", "dtype": "bfloat16", "rows": rows, "context": 256, "ms": float(rows)}
+        for rows in (1, 4)
+    ],
+}  # fmt: skip
+IDENTITY = {
+    **DECODE, "kind": "identity", "kernels": "native",
+    "checks": [
+        {"name": "greedy", "passed": True, "prompts": 2, "tokens": 9, "compared_logits": True},
+        {"name": "seeded", "passed": False, "prompts": 1, "tokens": 4, "compared_logits": False},
+    ],
+}  # fmt: skip
+
+
+def test_every_kind_has_its_table(tmp_path: Path) -> None:
+    for number, result in enumerate((IDENTITY, KERNELS, DECODE)):
+        (tmp_path / f"{number}.json").write_text(json.dumps(result))
+    text = figures(tmp_path)
+    assert text.index("**Decoding**") < text.index("**Kernels**") < text.index("**Identity**")
+    assert "| bfloat16 | 576 x 1536 | 100 | 90% | 125 | 1.25 | 300 | 9000 | 300 |" in text
+    assert "| tiny | bfloat16 | 1.0 | 4.0 |" in text
+    assert "| greedy | 2 | 9 | compared | identical |" in text
+    assert "| seeded | 1 | 4 | not compared | **differs** |" in text
+
+
 def test_a_page_without_markers_and_an_unknown_kind_are_errors(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     page.write_text("no markers")

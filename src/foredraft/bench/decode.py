@@ -14,7 +14,7 @@ from typing import Any
 
 from foredraft.bench.peers import run_peer
 from foredraft.bench.provenance import provenance, usable_cores
-from foredraft.bench.samples import Run, Sample, identical, summarise
+from foredraft.bench.samples import Run, Sample, summarise
 from foredraft.bench.workload import Item
 from foredraft.core.errors import InvalidRequest
 from foredraft.core.sampling import SamplingParams
@@ -69,6 +69,23 @@ def sample_of(output: RequestOutput) -> Sample:
     )
 
 
+def bandwidth_limit(loaded: LoadedModel) -> float | None:
+    """Tokens per second if a token cost no more than reading its weights once, measured here.
+
+    None without the native kernels, whose threads do the reading.
+    """
+    if loaded.model.kernels.name != "native":
+        return None
+    from foredraft.bench.kernels import read_bandwidth_gb_s
+    from foredraft.kernels.native import NativeKernels
+
+    config = loaded.config
+    read = loaded.weight_bytes
+    if not config.tie_word_embeddings:  # of an embedding that is no head, one row is read
+        read -= config.vocab_size * config.hidden_size * loaded.dtype.itemsize
+    return read_bandwidth_gb_s(NativeKernels(loaded.num_threads)) * 1e9 / read
+
+
 def bench_decode(
     loaded: LoadedModel, items: Sequence[Item], settings: DecodeSettings, progress: Progress
 ) -> dict[str, Any]:
@@ -81,6 +98,7 @@ def bench_decode(
     runs = _measure(loaded, prompts, settings, progress)
     plain = runs[0]
     runs.extend(_peer_runs(loaded, prompts, settings, progress))
+    summaries = [summarise(run, plain, tasks) for run in runs]
     return {
         "kind": "decode",
         **provenance(),
@@ -90,7 +108,23 @@ def bench_decode(
         "max_tokens": settings.max_tokens,
         "repeats": settings.repeats,
         "prompts": len(items),
-        "runs": [summarise(run, plain, tasks) for run in runs],
+        "bandwidth_limit_tokens_per_second": bandwidth_limit(loaded),
+        "runs": summaries,
+        "peers": {name: _best(summaries, name) for name in settings.peers},
+    }
+
+
+def _best(summaries: Sequence[Mapping[str, Any]], peer: str) -> dict[str, Any]:
+    """The better dtype of a peer, and how many times its speed plain decoding here has."""
+    best = max(
+        (each for each in summaries if each["peer"] == peer),
+        key=lambda each: float(each["tokens_per_second"]),
+    )
+    rate, plain = best["tokens_per_second"], summaries[0]["tokens_per_second"]
+    return {
+        "label": best["label"],
+        "tokens_per_second": rate,
+        "plain_over_peer": plain / rate if rate else None,
     }
 
 
@@ -159,6 +193,3 @@ def _peer_runs(
 def _peer_sample(answer: Mapping[str, Any]) -> Sample:
     ids = tuple(answer["token_ids"])
     return Sample(ids, tokens=len(ids) - 1, seconds=answer["seconds"], steps=len(ids) - 1)
-
-
-__all__ = ["DecodeSettings", "bench_decode", "first_turn_ids", "identical", "label_of"]

@@ -76,6 +76,12 @@ def _decode(result: Result) -> str:
         f"at most {result['max_tokens']} tokens, one request at a time. Speeds are those after the "
         "prompt, against plain decoding in the same run, as a whole and by task."
     ]
+    words.extend(
+        f"Plain decoding has {peer['plain_over_peer']:.1f} times the speed of {peer['label']}, "
+        f"{name}'s better dtype."
+        for name, peer in result.get("peers", {}).items()
+        if peer["plain_over_peer"]
+    )
     if limit:
         words.append(
             f"Reading the weights once a token allows {limit:.1f} tokens/s of plain decoding here."
@@ -84,36 +90,48 @@ def _decode(result: Result) -> str:
 
 
 def _kernels(result: Result) -> str:
-    bandwidth = result["read_bandwidth_gb_s"]
-    rows = []
+    by_shape: dict[tuple[str, ...], dict[int, Result]] = {}
     for each in result["linear"]:
-        if each["rows"] not in ROWS_SHOWN:
-            continue
-        torch_us = each.get("torch_us")
-        rows.append(
-            [
-                each["format"],
-                " x ".join(map(str, each["shape"])),
-                str(each["rows"]),
-                f"{each['us']:.0f}",
-                f"{each['gb_s']:.1f}",
-                f"{torch_us:.0f}" if torch_us else "-",
-            ]
-        )
-    words = (
-        "**Kernels**: one linear layer, `y[M,N] = x[M,K] W[N,K]^T`. Read bandwidth measured in the "
-        f"same run: {bandwidth:.1f} GB/s."
-    )
-    heading = ["format", "N x K", "rows M", "us", "GB/s", "torch us"]
-    section = _section(words, heading, rows, result)
-    passes = [
-        [each["model"], each["dtype"], str(each["rows"]), str(each["context"]), f"{each['ms']:.2f}"]
-        for each in result.get("forward", ())
+        key = (each["format"], " x ".join(map(str, each["shape"])))
+        by_shape.setdefault(key, {})[each["rows"]] = each
+    bandwidth = result["read_bandwidth_gb_s"]
+    one, four, many = ROWS_SHOWN
+    rows = [
+        [
+            *key,
+            f"{found[one]['us']:.0f}",
+            f"{found[one]['gb_s'] / bandwidth:.0%}",
+            f"{found[four]['us']:.0f}",
+            f"{found[four]['us'] / found[one]['us']:.2f}",
+            f"{found[four]['torch_us']:.0f}",
+            f"{found[many]['us']:.0f}",
+            f"{found[many]['torch_us']:.0f}",
+        ]
+        for key, found in by_shape.items()
     ]
-    if passes:
-        table = _table(["model", "dtype", "rows", "context", "ms"], passes)
-        section += f"\n\nA whole pass of the model:\n\n{table}"
-    return section
+    words = (
+        "**Kernels**: one linear layer, `y[M,N] = x[M,K] W[N,K]^T`, in microseconds, weights from "
+        f"memory; read bandwidth in the same run {bandwidth:.1f} GB/s; "
+        f"{result['instruction_set']}, {result['threads']} threads."
+    )
+    heading = ["format", "N x K", "1 row", "of bandwidth", "4 rows", "4 / 1", "torch, 4 rows"]
+    heading += ["256 rows", "torch, 256 rows"]
+    return f"{_section(words, heading, rows, result)}\n\n{_passes(result)}"
+
+
+def _passes(result: Result) -> str:
+    """Milliseconds of whole passes, a line a dtype."""
+    lines: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+    for each in result["forward"]:
+        key = (each["model"], each["dtype"])
+        lines.setdefault(key, {})[each["rows"], each["context"]] = each["ms"]
+    columns = list(next(iter(lines.values())))
+    heading = ["model", "dtype"]
+    heading += [
+        f"{rows} row{'s' if rows > 1 else ''}, context {context}" for rows, context in columns
+    ]
+    rows = [[*key, *(f"{times[each]:.1f}" for each in columns)] for key, times in lines.items()]
+    return f"A whole pass of the model, in milliseconds:\n\n{_table(heading, rows)}"
 
 
 def _identity(result: Result) -> str:

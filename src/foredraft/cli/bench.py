@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.console import RenderableType
 from typer import Option
 
 from foredraft.cli.console import message_console, output_console
 from foredraft.cli.options import (
+    DtypeChoice,
     JsonFlag,
     ModelArgument,
     RuntimeOptions,
     option_groups,
     parse_config,
 )
+from foredraft.cli.tables import decode_table, identity_table, kernels_table
 from foredraft.core.errors import UserError
 
 MISMATCH = 1
@@ -44,6 +46,33 @@ TasksOption = Annotated[
 LimitOption = Annotated[int | None, Option(help="Prompts of each task at most.", min=1)]
 MaxTokensOption = Annotated[int, Option(help="Tokens to generate at most.", min=2)]
 Progress = Callable[[str, int, int], None]
+
+
+@app.command("kernels")
+def kernels(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Its shapes and whole passes are measured.")
+    ] = "smollm2-135m",
+    threads: Annotated[
+        int | None, Option(help="Threads of the kernels.  [default: all cores]", min=1)
+    ] = None,
+    rounds: Annotated[int, Option(help="Rounds; each figure is their median.", min=1)] = 15,
+    output: OutputOption = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Time the native kernels: few rows against one, against memory and against torch."""
+    from foredraft.kernels.catalog import native_available, native_status
+
+    if not native_available():
+        raise UserError(f"the native kernels are {native_status()}; there is nothing to measure")
+    from foredraft.bench.kernels import KernelSettings, bench_kernels
+
+    def load(dtype: str) -> Any:
+        return RuntimeOptions(dtype=DtypeChoice(dtype), threads=threads).load(model)
+
+    with _progress() as progress:
+        result = bench_kernels(KernelSettings(load, threads, rounds), progress)
+    _deliver({"kind": "kernels", **result}, output, json_output, kernels_table)
 
 
 @app.command("decode")
@@ -85,7 +114,7 @@ def decode(
     )
     with _progress() as progress:
         result = bench_decode(loaded, items, settings, progress)
-    _deliver(result, output, json_output, _decode_table)
+    _deliver(result, output, json_output, decode_table)
 
 
 @app.command("identity")
@@ -119,7 +148,7 @@ def identity(
             max_tokens=max_tokens,
             threads=runtime.threads or usable_cores(),
         )
-    _deliver(result, output, json_output, _identity_table)
+    _deliver(result, output, json_output, identity_table)
     if not result["passed"]:
         raise typer.Exit(MISMATCH)
 
@@ -128,7 +157,7 @@ def _deliver(
     result: Mapping[str, Any],
     output: Path | None,
     json_output: bool,
-    table: Callable[[Mapping[str, Any]], Table],
+    table: Callable[[Mapping[str, Any]], RenderableType],
 ) -> None:
     text = json.dumps(result, indent=1)
     if output is not None:
@@ -165,54 +194,3 @@ def _progress() -> Iterator[Progress]:
             bars.update(known[what], completed=done)
 
         yield show
-
-
-def _decode_table(result: Mapping[str, Any]) -> Table:
-    tasks = list(result["runs"][0]["per_task"])
-    limit = result["bandwidth_limit_tokens_per_second"]
-    table = Table(
-        title=f"{result['model']}, {result['dtype']}, {result['prompts']} prompts, greedy",
-        caption=f"limit of plain decoding by read bandwidth: {limit:.1f} tokens/s"
-        if limit
-        else None,
-    )
-    headings = ("run", "tokens/s", "speedup", "acceptance length", "step cost", "identical", *tasks)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "run" else "right")
-    for run in result["runs"]:
-        table.add_row(
-            run["label"],
-            f"{run['tokens_per_second']:.1f}",
-            _number(run["speedup"], "x"),
-            _number(run["mean_acceptance_length"]),
-            _number(run["mean_step_cost"]),
-            "yes" if run["identical_to_plain"] else "no",
-            *(_number(run["per_task"][task]["speedup"], "x") for task in tasks),
-        )
-    return table
-
-
-def _number(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.2f}{unit}"
-
-
-def _identity_table(result: Mapping[str, Any]) -> Table:
-    title = (
-        f"{result['model']}, {result['dtype']}, {result['kernels']} kernels, against plain decoding"
-    )
-    table = Table(title=title)
-    for heading in ("check", "prompts", "tokens", "logits", "result"):
-        table.add_column(heading, justify="right" if heading in ("prompts", "tokens") else "left")
-    for check in result["checks"]:
-        verdict = "identical" if check["passed"] else _mismatch(check["mismatch"])
-        logits = "compared" if check["compared_logits"] else "not compared"
-        table.add_row(check["name"], str(check["prompts"]), str(check["tokens"]), logits, verdict)
-    return table
-
-
-def _mismatch(found: Mapping[str, Any]) -> str:
-    return (
-        f"DIFFERS: {found['prompt_id']} at position {found['position']}, token {found['token']}, "
-        f"plain {found['plain_token']}, logits {'equal' if found['same_logits'] else 'differ'}, "
-        f"plain's best two logits {found['plain_top2_margin']} apart"
-    )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,7 +79,10 @@ def generate(
         sys.stdout.write(json.dumps({**values, **output_values(output, comparison)}) + "\n")
     else:
         console = output_console()
-        output, comparison = _run(lambda: _show(console, llm, ids, params), llm, plain, ids, params)
+        with _note(console if plain is not None else None) as show_note:
+            output, comparison = _run(
+                lambda: show_note(_show(console, llm, ids, params)), llm, plain, ids, params
+            )
         # A pipe gets the text alone.
         last = console if console.is_terminal else message_console()
         last.print(summary_line(output, comparison), style="bold", soft_wrap=True)
@@ -86,7 +90,33 @@ def generate(
         if each.error is not None:
             raise UserError(each.error)
     if comparison is not None and comparison.identical is False:
+        _explain_difference(loaded.model.kernels.name)
+
+
+def _explain_difference(kernels: str) -> None:
+    """Only the native kernels promise equal logits; elsewhere near-ties may fall differently."""
+    if kernels == "native":
         raise RuntimeError("speculation changed the tokens: a fault of foredraft, please report it")
+    message_console().print(
+        f"The {kernels} kernels are not batch-invariant: a row of logits differs a little with "
+        "the rows beside it. Tokens are identical with --dtype float64.",
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _note(console: Console | None) -> Iterator[Callable[[RequestOutput], RequestOutput]]:
+    """While the runs that are not shown go on, a terminal says so; then the note is erased."""
+
+    def show(output: RequestOutput) -> RequestOutput:
+        if console is not None and console.is_terminal:
+            console.file.write("measuring beside plain decoding ...")
+            console.file.flush()
+        return output
+
+    yield show
+    if console is not None and console.is_terminal:
+        console.file.write("\r\x1b[2K")
 
 
 def _run(

@@ -1,0 +1,65 @@
+"""Benchmark results on a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from foredraft.cli.tables import decode_table, identity_table, kernels_table
+
+
+def _shown(table: RenderableType) -> str:
+    file = io.StringIO()
+    Console(file=file, width=160).print(table)
+    return file.getvalue()
+
+
+def test_kernels() -> None:
+    result = {
+        "instruction_set": "avx2", "threads": 2, "read_bandwidth_gb_s": 21.5,
+        "linear": [
+            {"format": "bfloat16", "shape": [576, 1536], "rows": 4, "us": 115.0, "gb_s": 15.4,
+             "gflop_s": 61.0, "torch_us": 670.0}
+        ],
+        "forward": [{"dtype": "bfloat16", "rows": 4, "context": 256, "ms": 14.25}],
+        "verify": [{"rule": "greedy", "rows": 4, "vocab": 49152, "ms": 0.125}],
+    }  # fmt: skip
+    text = _shown(kernels_table(result))
+    for words in ("read bandwidth 21.5 GB/s", "576 x 1536", "115.0", "670.0", "14.25", "0.125"):
+        assert words in text
+
+
+def _decode(limit: float | None) -> dict[str, Any]:
+    run = {
+        "label": "plain", "tokens_per_second": 41.25, "speedup": None,
+        "mean_acceptance_length": 1.0, "mean_step_cost": None, "identical_to_plain": False,
+        "per_task": {"chat": {"speedup": 1.5}},
+    }  # fmt: skip
+    return {
+        "model": "tiny", "dtype": "bfloat16", "prompts": 1, "runs": [run],
+        "bandwidth_limit_tokens_per_second": limit,
+    }  # fmt: skip
+
+
+def test_decode() -> None:
+    text = _shown(decode_table(_decode(80.0)))
+    for words in ("tiny, bfloat16, 1 prompts", "41.2", "1.50x", " no ", "80.0 tokens/s"):
+        assert words in text
+    assert "limit" not in _shown(decode_table(_decode(None)))
+
+
+def test_identity_says_where_it_differs() -> None:
+    mismatch = {
+        "prompt_id": "mt_bench/82", "position": 41, "token": 3, "plain_token": 5,
+        "same_logits": False, "plain_top2_margin": 0.25,
+    }  # fmt: skip
+    check = {
+        "name": "greedy", "passed": False, "prompts": 1, "tokens": 40, "compared_logits": True,
+        "mismatch": mismatch,
+    }  # fmt: skip
+    result = {"model": "tiny", "dtype": "float32", "kernels": "native", "checks": [check]}
+    text = " ".join(_shown(identity_table(result)).replace("\u2502", " ").split())
+    for words in ("mt_bench/82 at position 41", "token 3", "plain 5", "logits differ", "0.25"):
+        assert words in text
