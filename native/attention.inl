@@ -187,13 +187,25 @@ struct Steps<1> {
   static QueryStep values(int) { return value_queries<1>; }
 };
 
-void visit_block(const CacheView& c, const int64_t* at, int keys, QueryTile& t, const Selection& s) {
+// The keys and values at elements at[0 .. count), on their way to the first-level cache while another block is worked on.
+inline void prefetch_rows(const CacheView& c, const void* base, const int64_t* at, int count) {
+  const int64_t width = c.bf16 ? 2 : 4;
+  for (int j = 0; j < count; ++j) {
+    const char* row = static_cast<const char*>(base) + at[j] * width;
+    for (int64_t byte = 0; byte < c.dim * width; byte += 64) __builtin_prefetch(row + byte, 0, 0);
+  }
+}
+
+// Visits `keys` keys at elements `at`; `ahead` keys at elements `next` will be visited after them.
+void visit_block(const CacheView& c, const int64_t* at, int keys, const int64_t* next, int ahead, QueryTile& t, const Selection& s) {
   gather_block(c, at, keys, t);
+  prefetch_rows(c, c.keys, next, ahead);
   for (int i = 0; i < s.size; i += kScoreQueries) {
     const int n = between(s.size - i, 1, kScoreQueries);
     Steps<kScoreQueries>::scores(n)(t, s.ids + i);
   }
   weigh(t, s);
+  prefetch_rows(c, c.values, next, ahead);
   for (int i = 0; i < s.size; i += kValueQueries) {
     const int n = between(s.size - i, 1, kValueQueries);
     Steps<kValueQueries>::values(n)(t, s.ids + i);
@@ -250,7 +262,7 @@ void visit_own(const Walk& w, QueryTile& t, int64_t block, const Selection& own)
     for (; i < own.size && &w.row(own.ids[i]) == &row; ++i) one.ids[one.size++] = own.ids[i];
     for (int j = 0; j < n; ++j)
       at[j] = w.element(w.a.plan->physical(w.segment, w.a.plan->slot_at(w.segment, row, block + j)));
-    visit_block(w.a.cache, at, n, t, one);
+    visit_block(w.a.cache, at, n, nullptr, 0, t, one);
   }
 }
 
@@ -294,18 +306,24 @@ void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch
   int64_t last = 0;
   for (int q = 0; q < task.last - task.first; ++q)
     if (w.row(q).position > last) last = w.row(q).position;
+  // What lies below every row's divergence and every chain row's position may be fetched ahead for all.
+  const int64_t straight = w.segment.prefix + w.segment.chain;
   Selection shared, own;
-  int64_t at[kKeyBlock];
-  for (int64_t block = 0; block <= last; block += kKeyBlock) {
+  int64_t at[2][kKeyBlock];
+  int found = 0;  // keys of this block whose elements are at hand
+  for (int64_t block = 0, turn = 0; block <= last; block += kKeyBlock, turn ^= 1) {
     select(w, t, block, shared, own);
+    const int ahead = between(smaller(last + 1, straight) - block - kKeyBlock, 0, kKeyBlock);
+    if (ahead != 0) shared_elements(w, block + kKeyBlock, ahead, at[turn ^ 1]);
     if (shared.size != 0) {
       int keys = 0;
       for (int i = 0; i < shared.size; ++i)
         if (t.count[shared.ids[i]] > keys) keys = t.count[shared.ids[i]];
-      shared_elements(w, block, keys, at);
-      visit_block(a.cache, at, keys, t, shared);
+      if (keys > found) shared_elements(w, block, keys, at[turn]);
+      visit_block(a.cache, at[turn], keys, at[turn ^ 1], ahead, t, shared);
     }
     visit_own(w, t, block, own);
+    found = ahead;
   }
   finish_attention(w, t);
 }
