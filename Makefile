@@ -33,6 +33,8 @@ $(STAMP): $(SOURCES)
 	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	    || { echo "$(PYTHON) can't make virtual environments: install python3-venv (apt-get install python3-venv)"; exit 1; }; \
 	  command -v c++ >/dev/null || echo "no C++ compiler found: the slower reference kernels will run (apt-get install g++)"; \
+	  $(PYTHON) -c 'import os, sysconfig as s, sys; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' \
+	    || echo "no Python headers found: the slower reference kernels will run (apt-get install python3-dev)"; \
 	  echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing $(TORCH)"
 	@$(PIP) $(TORCH)
