@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -9,51 +10,70 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from foredraft.cli.chat import Conversation, interrupt_flag
+from foredraft.cli.main import main
 from foredraft.core.errors import UserError
 
 CODE = "import sys; from foredraft.cli.main import main; sys.exit(main())"
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def _chat(tiny: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", CODE, "chat", str(tiny), "--max-tokens", "6", *options],
-        input=text, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
 
 
-def test_a_piped_conversation_is_one_answer_a_line(tiny: Path) -> None:
-    done = _chat(tiny, "hello\n\nhow are you\n", "--ignore-eos")
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2
-    assert done.stderr.count("6 tokens · ") == 2
-    assert "\x1b" not in done.stdout
+Chat = Callable[..., Done]
 
 
-def test_turns_build_on_each_other_until_cleared(tiny: Path) -> None:
-    answers = _chat(tiny, "hello\nhello\n/clear\nhello\n", "--ignore-eos").stdout.splitlines()
+@pytest.fixture
+def chat(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Chat:
+    """A conversation that comes from a pipe."""
+
+    def run(text: str, *options: str) -> Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        code = main(["chat", str(tiny), "--max-tokens", "6", *options])
+        written = capsys.readouterr()
+        return Done(code, written.out, written.err)
+
+    return run
+
+
+def test_a_piped_conversation_is_one_answer_a_line(chat: Chat) -> None:
+    done = chat("hello\n\nhow are you\n", "--ignore-eos")
+    assert done.code == 0, done.err
+    assert len(done.out.splitlines()) == 2
+    assert done.err.count("6 tokens · ") == 2
+    assert "\x1b" not in done.out
+
+
+def test_turns_build_on_each_other_until_cleared(chat: Chat) -> None:
+    answers = chat("hello\nhello\n/clear\nhello\n", "--ignore-eos").out.splitlines()
     assert answers[0] == answers[2]
     assert answers[1] != answers[0]
 
 
-def test_exit_leaves_and_help_lists_the_commands(tiny: Path) -> None:
-    done = _chat(tiny, "/help\n/exit\nhello\n")
-    assert done.returncode == 0
-    assert done.stdout == ""
-    assert "/clear" in done.stderr
+def test_exit_leaves_and_help_lists_the_commands(chat: Chat) -> None:
+    done = chat("/help\n/exit\nhello\n")
+    assert done.code == 0
+    assert done.out == ""
+    assert "/clear" in done.err
 
 
-def test_a_mistake_in_a_pipe_is_one_line_and_exit_code_2(tiny: Path) -> None:
+def test_a_mistake_in_a_pipe_is_one_line_and_exit_code_2(chat: Chat) -> None:
     for text, words in (("/dance\n", "/dance is not a command"), ("a" * 300, "tokens")):
-        done = _chat(tiny, text)
-        assert done.returncode == 2
-        assert words in done.stderr
-        assert done.stderr.count("\n") == 1
+        done = chat(text)
+        assert done.code == 2
+        assert words in done.err
+        assert done.err.count("\n") == 1
 
 
 def test_the_first_ctrl_c_sets_the_flag_and_the_second_one_interrupts() -> None:

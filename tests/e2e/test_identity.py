@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.bench.identity import Committed, bench_identity, first_mismatch
+from foredraft.bench.identity import Committed, IdentitySettings, bench_identity, first_mismatch
 from foredraft.bench.workload import Item, read_workload
 from foredraft.kernels.catalog import native_available
 from foredraft.models.load import LoadedModel, load_model
@@ -40,7 +40,7 @@ def test_ten_prompts_of_the_real_model_are_identical(smollm2_path: Path) -> None
         return load_model(smollm2_path, dtype=dtype, num_threads=threads)
 
     items = _shortest_of_each_task()
-    result = bench_identity(load, items, _silent, max_tokens=max_tokens, threads=2)
+    result = bench_identity(load, items, IdentitySettings(max_tokens), _silent)
     assert result["passed"], result["checks"][-1]
     assert len(result["checks"]) == 8
     for check in result["checks"]:
@@ -62,7 +62,7 @@ def test_a_tiny_model_is_identical_in_every_way_of_running(kernels: str) -> None
     def load(threads: int | None) -> LoadedModel:
         return tiny_model(seed=5, kernels=kernels, dtype=dtype, num_threads=threads)
 
-    result = bench_identity(load, ITEMS, _silent, max_tokens=48, threads=1)
+    result = bench_identity(load, ITEMS, IdentitySettings(48, threads=1), _silent)
     assert result["passed"], result["checks"][-1]
     assert all(check["tokens"] > 48 for check in result["checks"])
 
@@ -71,7 +71,7 @@ def test_another_model_is_caught_with_place_tokens_and_margin() -> None:
     def load(threads: int | None) -> LoadedModel:  # the check of threads gets other weights
         return tiny_model(seed=threads or 0)
 
-    result = bench_identity(load, ITEMS, _silent, max_tokens=48, threads=1)
+    result = bench_identity(load, ITEMS, IdentitySettings(48, threads=1), _silent)
     assert not result["passed"]
     assert [check["passed"] for check in result["checks"]] == [*[True] * 7, False]
     mismatch = result["checks"][-1]["mismatch"]

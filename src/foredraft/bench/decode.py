@@ -8,7 +8,7 @@ round each time, so that a drift of the machine falls on all alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class DecodeSettings:
     max_tokens: int = 128
     repeats: int = 1
     peers: Sequence[str] = ()
+    engine: Mapping[str, Any] = field(default_factory=dict)  # further settings of every LLM
 
 
 def first_turn_ids(tokenizer: Tokenizer, item: Item) -> list[int]:
@@ -136,7 +137,10 @@ def _measure(
 ) -> list[Run]:
     configs: list[Mapping[str, Any] | None] = [None, *settings.configs]
     runs = [Run(label_of(config), config) for config in configs]
-    engines = [LLM(loaded, speculative_config=config, max_num_seqs=1) for config in configs]
+    engines = [
+        LLM(loaded, speculative_config=config, max_num_seqs=1, **settings.engine)
+        for config in configs
+    ]
     pairs = list(zip(engines, runs, strict=True))
     params = SamplingParams(max_tokens=settings.max_tokens, temperature=0.0)
     warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -28,6 +28,15 @@ TEMPERATURE = 0.8
 CHUNKS = (1, 7, 64)
 BATCH = 8
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class IdentitySettings:
+    """What `bench identity` runs."""
+
+    max_tokens: int = 128
+    threads: int = 2  # of the baseline
+    engine: Mapping[str, Any] = field(default_factory=dict)  # further settings of every LLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,34 +124,29 @@ def checks(threads: int) -> list[Check]:
 def bench_identity(
     load: Callable[[int | None], LoadedModel],
     items: Sequence[Item],
+    settings: IdentitySettings,
     progress: Progress,
-    *,
-    max_tokens: int = 128,
-    threads: int = 2,
 ) -> dict[str, Any]:
     """Compare every way of running with plain decoding alone; stop at the first mismatch.
 
-    Args:
-        load: the model at a number of threads.
-        threads: of the baseline.
+    `load` gives the model at a number of threads.
 
     Logits are compared on the native kernels; the reference kernels' matrix library is not
     batch-invariant.
     """
-    loaded = load(threads)
+    loaded = load(settings.threads)
     compare_logits = loaded.model.kernels.name == "native"
     prompts = {item.id: first_turn_ids(loaded.tokenizer, item) for item in items}
     baselines: dict[float, dict[str, list[Committed]]] = {}
     results: list[CheckResult] = []
-    for check in checks(threads):
+    for check in checks(settings.threads):
         if check.temperature not in baselines:
             word = "greedy" if check.temperature == 0 else "seeded"
             baseline = Check(f"{word}, plain, alone", check.temperature, None)
-            baselines[check.temperature] = dict(
-                _record(loaded, baseline, prompts, max_tokens, progress)
-            )
+            recorded = _record(loaded, baseline, prompts, settings, progress)
+            baselines[check.temperature] = dict(recorded)
         model = loaded if check.threads is None else load(check.threads)
-        recorded = _record(model, check, prompts, max_tokens, progress)
+        recorded = _record(model, check, prompts, settings, progress)
         results.append(_compare(check, recorded, baselines[check.temperature], compare_logits))
         if not results[-1].passed:
             break
@@ -152,7 +156,7 @@ def bench_identity(
         "model": loaded.name,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "kernels": loaded.model.kernels.name,
-        "max_tokens": max_tokens,
+        "max_tokens": settings.max_tokens,
         "prompts": len(items),
         "passed": all(result.passed for result in results),
         "checks": [asdict(result) for result in results],
@@ -163,7 +167,7 @@ def _record(
     loaded: LoadedModel,
     check: Check,
     prompts: Mapping[str, Sequence[int]],
-    max_tokens: int,
+    settings: IdentitySettings,
     progress: Progress,
 ) -> Iterator[tuple[str, list[Committed]]]:
     """What each prompt committed, batch by batch."""
@@ -174,9 +178,12 @@ def _record(
         max_num_seqs=check.batch,
         prefill_chunk_size=check.prefill_chunk_size,
         tap=recorder,
+        **settings.engine,
     )
     seed = None if check.temperature == 0 else SEED
-    params = SamplingParams(max_tokens=max_tokens, temperature=check.temperature, seed=seed)
+    params = SamplingParams(
+        max_tokens=settings.max_tokens, temperature=check.temperature, seed=seed
+    )
     ids = list(prompts)
     for start in range(0, len(ids), check.batch):
         batch = ids[start : start + check.batch]

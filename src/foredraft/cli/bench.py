@@ -54,7 +54,7 @@ def kernels(
         str, typer.Argument(metavar="MODEL", help="Its shapes and whole passes are measured.")
     ] = "smollm2-135m",
     threads: Annotated[
-        int | None, Option(help="Threads of the kernels.  [default: all cores]", min=1)
+        int | None, Option(help="Threads of the kernels. (default: all cores)", min=1)
     ] = None,
     rounds: Annotated[int, Option(help="Rounds; each figure is their median.", min=1)] = 15,
     output: OutputOption = None,
@@ -82,7 +82,7 @@ def decode(
     workload: WorkloadOption,
     speculative_config: Annotated[
         list[str] | None,
-        Option(help='JSON; may be repeated.  [default: {"method": "auto"}]'),
+        Option(help='JSON; may be repeated. (default: {"method": "auto"})'),
     ] = None,
     peer: Annotated[
         list[str] | None, Option(help="Also measure this engine (transformers).")
@@ -110,7 +110,11 @@ def decode(
     from foredraft.bench.decode import DecodeSettings, bench_decode
 
     settings = DecodeSettings(
-        [config for config in configs if config is not None], max_tokens, repeats, peer or ()
+        [config for config in configs if config is not None],
+        max_tokens,
+        repeats,
+        peer or (),
+        runtime.engine_settings(),
     )
     with _progress() as progress:
         result = bench_decode(loaded, items, settings, progress)
@@ -137,16 +141,17 @@ def identity(
     from foredraft.bench.workload import read_workload, select
 
     items = select(read_workload(workload), tasks or (), limit_per_task)
-    from foredraft.bench.identity import bench_identity
+    from foredraft.bench.identity import IdentitySettings, bench_identity
     from foredraft.bench.provenance import usable_cores
 
+    threads = runtime.threads or usable_cores()
+    settings = IdentitySettings(max_tokens, threads, runtime.engine_settings())
     with _progress() as progress:
         result = bench_identity(
             lambda threads: runtime.with_threads(threads).load(model),
             items,
+            settings,
             progress,
-            max_tokens=max_tokens,
-            threads=runtime.threads or usable_cores(),
         )
     _deliver(result, output, json_output, identity_table)
     if not result["passed"]:

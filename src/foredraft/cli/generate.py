@@ -48,8 +48,8 @@ def generate(
         bool | None,
         Option(
             "--chat/--raw",
-            help="Put the prompt into the model's chat template, or leave it as it is.  "
-            "[default: --chat where the model has a template]",
+            help="Put the prompt into the model's chat template, or leave it as it is. "
+            "(default: --chat where the model has a template)",
         ),
     ] = None,
     n: Annotated[int, Option("--n", help="Completions of the prompt.", min=1)] = 1,

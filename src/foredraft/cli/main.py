@@ -85,7 +85,7 @@ def _usage(error: Exception) -> int:
         return 0
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context is not None else ""
-    return _fail(f"{message}{hint}")
+    return _fail(f"{message.rstrip('.')}{hint}")
 
 
 def _fail(message: str) -> int:

@@ -135,7 +135,7 @@ class SpeculationOptions:
         str | None, _speculation(help='JSON, for example \'{"method": "ngram"}\'; null is plain.')
     ] = None
     method: Annotated[
-        str | None, _speculation(help="Shorthand for the config's method.  [default: auto]")
+        str | None, _speculation(help="Shorthand for the config's method. (default: auto)")
     ] = None
     num_speculative_tokens: Annotated[
         int | None, _speculation(help="Shorthand for the config's draft length.")
@@ -196,7 +196,7 @@ class RuntimeOptions:
     device: Annotated[str, _runtime(help="A torch device.")] = "cpu"
     kernels: Annotated[KernelChoice, _runtime(help="native needs a CPU.")] = KernelChoice.AUTO
     threads: Annotated[
-        int | None, _runtime(help="Threads of the kernels.  [default: all cores]", min=1)
+        int | None, _runtime(help="Threads of the kernels. (default: all cores)", min=1)
     ] = None
     max_model_len: Annotated[
         int | None, _runtime(help="Longest prompt and output together.", min=1)
@@ -224,13 +224,11 @@ class RuntimeOptions:
         """An engine over a model that may be shared with others."""
         from foredraft import LLM
 
-        return LLM(
-            loaded,
-            speculative_config=config,
-            kv_dtype=self.kv_dtype.value,
-            max_model_len=self.max_model_len,
-            **more,
-        )
+        return LLM(loaded, speculative_config=config, **self.engine_settings(), **more)
+
+    def engine_settings(self) -> dict[str, Any]:
+        """What of these options an engine takes, beside the loaded model."""
+        return {"kv_dtype": self.kv_dtype.value, "max_model_len": self.max_model_len}
 
 
 def read_text(path: Path, what: str) -> str:
