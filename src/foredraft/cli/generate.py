@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from foredraft.core.sampling import SamplingParams
     from foredraft.engine.outputs import RequestOutput
     from foredraft.models.tokenizer import Tokenizer
+
+COMPARING = "measuring beside plain decoding ..."  # stands while the runs go on that aren't shown
+ERASE_LINE = "\r\x1b[2K"
 
 
 @option_groups
@@ -79,10 +81,16 @@ def generate(
         sys.stdout.write(json.dumps({**values, **output_values(output, comparison)}) + "\n")
     else:
         console = output_console()
-        with _note(console if plain is not None else None) as show_note:
-            output, comparison = _run(
-                lambda: show_note(_show(console, llm, ids, params)), llm, plain, ids, params
-            )
+        noted = plain is not None and console.is_terminal
+
+        def shown() -> RequestOutput:
+            output = _show(console, llm, ids, params)
+            console.file.write(COMPARING if noted else "")
+            console.file.flush()
+            return output
+
+        output, comparison = _run(shown, llm, plain, ids, params)
+        console.file.write(ERASE_LINE if noted else "")
         # A pipe gets the text alone.
         last = console if console.is_terminal else message_console()
         last.print(summary_line(output, comparison), style="bold", soft_wrap=True)
@@ -102,21 +110,6 @@ def _explain_difference(kernels: str) -> None:
         "the rows beside it. Tokens are identical with --dtype float64.",
         soft_wrap=True,
     )
-
-
-@contextmanager
-def _note(console: Console | None) -> Iterator[Callable[[RequestOutput], RequestOutput]]:
-    """While the runs that are not shown go on, a terminal says so; then the note is erased."""
-
-    def show(output: RequestOutput) -> RequestOutput:
-        if console is not None and console.is_terminal:
-            console.file.write("measuring beside plain decoding ...")
-            console.file.flush()
-        return output
-
-    yield show
-    if console is not None and console.is_terminal:
-        console.file.write("\r\x1b[2K")
 
 
 def _run(
