@@ -54,7 +54,7 @@ def main() -> None:
         arguments = ["generate", model, "--compare", "--max-tokens", tokens]
         arguments += ["--prompt-file", prompt]
         console.print(Text(f"$ foredraft {' '.join(arguments)}", style="bold"))
-        console.print(Text.from_ansi(run([foredraft, *arguments])))
+        console.print(Text.from_ansi(run([foredraft, *arguments]).rstrip()))
         console.print()
     picture = console.export_svg(title="make demo", unique_id="demo")
     # The picture stands alone: the font of whoever looks at it, nothing fetched.

@@ -162,7 +162,7 @@ def _on_terminal(command: list[str], **environment: str) -> str:
 def test_a_terminal_gets_colours_a_legend_and_one_summary_line(tiny: Path) -> None:
     shown = _on_terminal([*FOREDRAFT, "generate", str(tiny), *PROMPT])
     lines = COLOURS.sub("", shown).splitlines()
-    assert lines[0] == "tokens: accepted draft  recovered  bonus  plain"
+    assert lines[0] == "tokens:  accepted draft  recovered  bonus  plain"
     assert lines[-1].startswith("40 tokens · ")
     assert "\x1b[32m" in shown  # accepted tokens are green
     assert "\x1b[36m" in shown  # and the one after each full draft cyan
@@ -171,4 +171,4 @@ def test_a_terminal_gets_colours_a_legend_and_one_summary_line(tiny: Path) -> No
 def test_no_color_is_respected(tiny: Path) -> None:
     shown = _on_terminal([*FOREDRAFT, "generate", str(tiny), *PROMPT], NO_COLOR="1")
     assert not re.search(r"\x1b\[3\d", shown)
-    assert "tokens: accepted" not in shown
+    assert "accepted draft" not in shown

@@ -19,11 +19,11 @@ ORIGIN_STYLES = {
     "bonus": Style(color="cyan"),
     "plain": Style(),
 }
-ORIGIN_MEANINGS = {
+ORIGIN_WORDS = {
     "accepted": "accepted draft",
-    "recovered": "recovered (the target's own token after a rejected draft)",
-    "bonus": "bonus (one more after a fully accepted draft)",
-    "plain": "plain (nothing drafted)",
+    "recovered": "recovered",  # the target's own token after a rejected draft
+    "bonus": "bonus",  # one more after a fully accepted draft
+    "plain": "plain",  # nothing was drafted
 }
 
 # C0 without tab and newline, DEL, C1, line separators, and what reorders text.
@@ -59,8 +59,8 @@ def coloured(console: Console) -> bool:
 
 def legend() -> Text:
     """One line that says what the colours mean."""
-    line = Text("tokens: ", style="dim")
-    for index, (origin, style) in enumerate(ORIGIN_STYLES.items()):
-        line.append("  " if index else "", style="dim")
-        line.append(ORIGIN_MEANINGS[origin].partition(" (")[0], style=style)
+    line = Text.assemble(("tokens:", "dim"))
+    for origin, style in ORIGIN_STYLES.items():
+        line.append("  ")
+        line.append(ORIGIN_WORDS[origin], style=style)
     return line
