@@ -6,7 +6,10 @@
 namespace foredraft {
 
 constexpr int kKeyBlock = 32;     // positions of one attention block, aligned to multiples of itself
-constexpr int kQueryTile = 48;    // queries (rows x grouped heads) that share one visit of the keys
+constexpr int kSpan = 64;         // positions of one span: two blocks
+constexpr int kMaxTaskQueries = 96;
+constexpr int kKeyScratchFloats = 8 * 1024;  // transposed keys of all heads of a task
+constexpr int kTallTaskQueries = 48;  // of a prompt's tasks: their state stays in the first-level cache
 constexpr int kMaxHeadDim = 256;
 
 // out[rows, n] = x[rows, k] W^T (+ bias) (+ residual), weights packed in panels (packed.h).
@@ -28,9 +31,13 @@ struct CacheView {
   bool bf16;
 };
 
-// The rows of one attention task: queries first .. last - 1 of a (segment, key head), query = row * group + head in group.
+// A part of one segment's attention. Query = row in segment * group + query head in group, counted for each key head.
 struct AttentionTask {
-  int32_t segment, kv_head, first, last;
+  int32_t segment;
+  int32_t first_head, last_head;    // key heads
+  int32_t first_query, last_query;  // at most kMaxTaskQueries with all heads together
+  int32_t first_span, last_span;
+  float* partials;  // null: merge the spans and write the output
 };
 
 struct PlanView;  // plan_view.h
@@ -68,7 +75,10 @@ struct KernelTable {
   void (*silu_multiply)(const float* gate_up, float* out, int64_t rows, int64_t width);
   void (*rope_and_store)(const RopeArgs&, int64_t first_row, int64_t last_row);
   void (*attention)(const AttentionArgs&, const AttentionTask&, float* scratch);
+  void (*merge_attention)(const AttentionArgs&, const AttentionTask&);
   int64_t (*attention_scratch)(int64_t dim);  // floats
+  int64_t (*partial_floats)(int64_t dim);
+  int64_t (*task_heads)(int64_t dim);  // key heads that one task can take together
   int64_t (*argmax_float)(const float* row, int64_t n);
   int64_t (*argmax_double)(const double* row, int64_t n);
   void (*philox)(uint64_t seed, uint64_t position, uint32_t stream, int64_t first_block, int64_t blocks, uint32_t* words);

@@ -14,6 +14,21 @@ constexpr int64_t kProductsWorthSharing = 64 * 1024;
 // A thread takes panels by the chunk: large enough to stream, small enough that the threads finish together.
 constexpr int64_t kChunkBytes = 48 * 1024;
 
+// Floats that start on a cache line: a vector across two lines costs two accesses.
+class AlignedFloats {
+ public:
+  float* room(int64_t floats) {
+    const size_t wanted = static_cast<size_t>(floats) + kLine;
+    if (memory_.size() < wanted) memory_.resize(wanted);
+    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.data());
+    return memory_.data() + (kLine - address / sizeof(float) % kLine) % kLine;
+  }
+
+ private:
+  static constexpr size_t kLine = 16;
+  std::vector<float> memory_;
+};
+
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -88,40 +103,90 @@ void Runtime::rope_and_store(const Plan& plan, RopeArgs args, int64_t rows, int6
   });
 }
 
-std::vector<AttentionTask> Runtime::attention_tasks(const Plan& plan, int64_t group, int64_t kv_heads, int64_t dim) const {
-  std::vector<AttentionTask> tasks;
-  for (int64_t s = 0; s < plan.num_segments(); ++s) {
-    const PlanSegment& segment = plan.segment(s);
-    const int64_t queries = segment.rows * group;
-    int64_t pieces = divide_up(queries, kQueryTile);
-    // One visit of the keys serves all queries; it is split in two only where key heads alone would leave a thread idle.
-    const bool uneven = plan.num_segments() * kv_heads * pieces % threads() != 0;
-    const bool long_enough = queries * (segment.prefix + segment.rows) * dim >= kProductsWorthSharing;
-    if (pieces == 1 && uneven && long_enough && queries > 1 && threads() > 1) pieces = 2;
-    for (int64_t h = 0; h < kv_heads; ++h)
-      for (int64_t p = pieces - 1; p >= 0; --p)  // the last rows of a chunk see the most keys: they go first
-        tasks.push_back({static_cast<int32_t>(s), static_cast<int32_t>(h), static_cast<int32_t>(queries * p / pieces),
-                         static_cast<int32_t>(queries * (p + 1) / pieces)});
-  }
-  return tasks;
+namespace {
+
+// The tasks of one pass of attention, and those whose spans were shared out and must be merged afterwards.
+struct AttentionWork {
+  std::vector<AttentionTask> tasks, merges;
+  AlignedFloats partials;
+};
+
+int64_t spans_of(const Plan& plan, const PlanSegment& s) {
+  int64_t last = 0;
+  for (int64_t r = s.first_row; r < s.first_row + s.rows; ++r) last = std::max(last, plan.view().rows[r].position);
+  return last / kSpan + 1;
 }
+
+// A prompt: tiles of queries, each over all its keys. The last rows see the most keys: they go first.
+void add_tall(AttentionWork& work, int32_t segment, int32_t kv_heads, int64_t queries, int32_t spans) {
+  const int64_t pieces = divide_up(queries, kTallTaskQueries);
+  for (int64_t p = pieces - 1; p >= 0; --p)
+    for (int32_t h = 0; h < kv_heads; ++h)
+      work.tasks.push_back({segment, h, h + 1, static_cast<int32_t>(queries * p / pieces),
+                            static_cast<int32_t>(queries * (p + 1) / pieces), 0, spans, nullptr});
+}
+
+// Few rows: every key is read once, for all queries and heads together, and the spans are shared out.
+void add_wide(AttentionWork& work, int32_t segment, int32_t kv_heads, int32_t most_heads, int32_t queries, int32_t spans) {
+  const int32_t together = std::min({kv_heads, most_heads, kMaxTaskQueries / queries});
+  for (int32_t h = 0; h < kv_heads; h += together)
+    work.merges.push_back({segment, h, std::min(h + together, kv_heads), 0, queries, 0, spans, nullptr});
+}
+
+// Gives every shared-out task its room for partial results, and cuts it into about `pieces` runs of spans: a run reads memory forward.
+void place_partials(AttentionWork& work, int64_t stride, int64_t pieces) {
+  int64_t total = 0;
+  for (const AttentionTask& m : work.merges) total += int64_t{m.last_span} * (m.last_head - m.first_head) * m.last_query * stride;
+  float* room = work.partials.room(total);
+  for (AttentionTask& m : work.merges) {
+    m.partials = room;
+    const int64_t runs = std::min<int64_t>(pieces, m.last_span);
+    const int64_t span_floats = int64_t{m.last_head - m.first_head} * m.last_query * stride;
+    for (int64_t run = 0; run < runs; ++run) {
+      AttentionTask one = m;
+      one.first_span = static_cast<int32_t>(m.last_span * run / runs);
+      one.last_span = static_cast<int32_t>(m.last_span * (run + 1) / runs);
+      one.partials = room + one.first_span * span_floats;
+      work.tasks.push_back(one);
+    }
+    room += m.last_span * span_floats;
+  }
+}
+
+}  // namespace
 
 void Runtime::attention(const Plan& plan, AttentionArgs args, int64_t rows) const {
   check_cache(plan, args.cache, args.heads, rows);
   args.plan = &plan.view();
   const int64_t group = args.heads / args.cache.heads;
-  const std::vector<AttentionTask> tasks = attention_tasks(plan, group, args.cache.heads, args.cache.dim);
-  const int64_t scratch_floats = table_->attention_scratch(args.cache.dim);
-  const auto one = [&](int task) {
-    thread_local std::vector<float> scratch;
-    if (static_cast<int64_t>(scratch.size()) < scratch_floats) scratch.resize(static_cast<size_t>(scratch_floats));
-    table_->attention(args, tasks[static_cast<size_t>(task)], scratch.data());
-  };
+  const int32_t kv_heads = static_cast<int32_t>(args.cache.heads);
+  const int32_t most_heads = static_cast<int32_t>(table_->task_heads(args.cache.dim));
+  thread_local AttentionWork work;
+  work.tasks.clear();
+  work.merges.clear();
   int64_t products = 0;
-  for (int64_t s = 0; s < plan.num_segments(); ++s)
-    products += plan.segment(s).rows * (plan.segment(s).prefix + plan.segment(s).rows) * args.heads * args.cache.dim;
-  if (products >= kProductsWorthSharing) return pool_->parallel(static_cast<int>(tasks.size()), one);
-  for (size_t task = 0; task < tasks.size(); ++task) one(static_cast<int>(task));
+  for (int64_t s = 0; s < plan.num_segments(); ++s) {
+    const int64_t queries = plan.segment(s).rows * group;
+    const int32_t spans = static_cast<int32_t>(spans_of(plan, plan.segment(s)));
+    products += queries * spans * kSpan * kv_heads * args.cache.dim;
+    if (queries > kMaxTaskQueries)
+      add_tall(work, static_cast<int32_t>(s), kv_heads, queries, spans);
+    else
+      add_wide(work, static_cast<int32_t>(s), kv_heads, most_heads, static_cast<int32_t>(queries), spans);
+  }
+  const int64_t merges = static_cast<int64_t>(work.merges.size());
+  if (merges != 0) place_partials(work, table_->partial_floats(args.cache.dim), divide_up(threads(), merges));
+  const int64_t scratch_floats = table_->attention_scratch(args.cache.dim);
+  const std::vector<AttentionTask>& tasks = work.tasks;
+  const auto one = [&](int task) {
+    thread_local AlignedFloats scratch;
+    table_->attention(args, tasks[static_cast<size_t>(task)], scratch.room(scratch_floats));
+  };
+  if (products >= kProductsWorthSharing && tasks.size() <= 0xFFFF)
+    pool_->parallel(static_cast<int>(tasks.size()), one);
+  else
+    for (size_t task = 0; task < tasks.size(); ++task) one(static_cast<int>(task));
+  for (const AttentionTask& task : work.merges) table_->merge_attention(args, task);
 }
 
 void Runtime::move_slots(const CacheView& c, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) const {

@@ -33,8 +33,6 @@ class Runtime {
   float read_memory(const float* p, int64_t n, int passes) const;
 
  private:
-  std::vector<AttentionTask> attention_tasks(const Plan& plan, int64_t group, int64_t kv_heads, int64_t dim) const;
-
   const KernelTable* table_;
   std::shared_ptr<ThreadPool> pool_;
 };

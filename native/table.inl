@@ -2,8 +2,24 @@
 namespace foredraft {
 
 const KernelTable FOREDRAFT_TABLE = {
-    kInstructionSet, kPanel,      kMaxTileRows, linear, rms_norm, silu_multiply,        rope_and_store,        attention, attention_scratch,
-    argmax_float,    argmax_double, philox,       coupled_argmax_float, coupled_argmax_double, read_memory,
+    kInstructionSet,
+    kPanel,
+    kMaxTileRows,
+    linear,
+    rms_norm,
+    silu_multiply,
+    rope_and_store,
+    attention,
+    merge_attention,
+    attention_scratch,
+    partial_floats,
+    task_heads,
+    argmax_float,
+    argmax_double,
+    philox,
+    coupled_argmax_float,
+    coupled_argmax_double,
+    read_memory,
 };
 
 }  // namespace foredraft
