@@ -1,7 +1,8 @@
 // y = x W^T over packed panels, written once for every instruction set (include after one vector_*.h).
 //
-// Lanes run along the output rows of a panel, so each output is one chain of fused multiply-adds over k = 0, 1, 2, ...: no horizontal
-// sum, and nothing about a result depends on the other rows, on blocking, on threads or on the width of a register.
+// Lanes run along the output rows of a panel, so an output is a sum of chains of fused multiply-adds, one for each kChain of k, in
+// order: no horizontal sum, and nothing about a result depends on the other rows, on threads or on the width of a register. One chain
+// over all of k would lose twice the digits that a library's blocked sum loses.
 #include "kernel_table.h"
 
 namespace {
@@ -9,6 +10,7 @@ namespace {
 using foredraft::LinearArgs;
 
 constexpr int kPanel = 16 * kVectorsPerPanel;
+constexpr int64_t kChain = 128;  // even: a pair of bfloat16 weights never straddles two chains
 constexpr int64_t kPrefetchBytes = 2048;
 // Activations of one block of rows stay in the second-level cache while the panels pass by.
 constexpr int64_t kRowBlockBytes = 384 * 1024;
@@ -46,7 +48,19 @@ inline __attribute__((always_inline)) void accumulate(Accumulators<M>& acc, cons
 }
 
 template <int M>
-inline void sum_float(Accumulators<M>& acc, const float* w, RowPointers<M> x, int64_t k) {
+inline void clear(Accumulators<M>& acc) {
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < kVectorsPerPanel; ++v) acc.a[m][v] = zero();
+}
+
+template <int M>
+inline void fold(Accumulators<M>& total, const Accumulators<M>& chain) {
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < kVectorsPerPanel; ++v) total.a[m][v] = add(total.a[m][v], chain.a[m][v]);
+}
+
+template <int M>
+inline void chain_float(Accumulators<M>& acc, const float* w, RowPointers<M> x, int64_t k) {
   for (int64_t i = 0; i < k; ++i) {
     Vec wide[kVectorsPerPanel];
     for (int v = 0; v < kVectorsPerPanel; ++v) {
@@ -60,7 +74,7 @@ inline void sum_float(Accumulators<M>& acc, const float* w, RowPointers<M> x, in
 }
 
 template <int M>
-inline void sum_bf16(Accumulators<M>& acc, const uint32_t* w, RowPointers<M> x, int64_t k) {
+inline void chain_bf16(Accumulators<M>& acc, const uint32_t* w, RowPointers<M> x, int64_t k) {
   Vec low[kVectorsPerPanel], high[kVectorsPerPanel];
   for (int64_t i = 0; i + 1 < k; i += 2) {
     for (int v = 0; v < kVectorsPerPanel; ++v) {
@@ -98,15 +112,23 @@ inline void finish_tile(const LinearArgs& a, const Accumulators<M>& acc, int64_t
 
 template <int M>
 void tile(const LinearArgs& a, int64_t row, int64_t panel) {
-  Accumulators<M> acc;
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < kVectorsPerPanel; ++v) acc.a[m][v] = zero();
-  const RowPointers<M> x(a.x + row * a.k, a.k);
-  if (a.bf16)
-    sum_bf16<M>(acc, static_cast<const uint32_t*>(a.weights) + panel * ((a.k + 1) / 2) * kPanel, x, a.k);
-  else
-    sum_float<M>(acc, static_cast<const float*>(a.weights) + panel * a.k * kPanel, x, a.k);
-  finish_tile<M>(a, acc, row, panel);
+  Accumulators<M> total, chain;
+  clear<M>(total);
+  RowPointers<M> x(a.x + row * a.k, a.k);
+  const int64_t words = a.bf16 ? (a.k + 1) / 2 : a.k;  // of 32 bits, in one column of the panel
+  const char* w = static_cast<const char*>(a.weights) + panel * words * kPanel * 4;
+  for (int64_t k = 0; k < a.k; k += kChain) {
+    const int64_t length = smaller(kChain, a.k - k);
+    clear<M>(chain);
+    if (a.bf16)
+      chain_bf16<M>(chain, reinterpret_cast<const uint32_t*>(w), x, length);
+    else
+      chain_float<M>(chain, reinterpret_cast<const float*>(w), x, length);
+    fold<M>(total, chain);
+    x.advance(length);
+    w += (a.bf16 ? length / 2 : length) * kPanel * 4;
+  }
+  finish_tile<M>(a, total, row, panel);
 }
 
 using Tile = void (*)(const LinearArgs&, int64_t row, int64_t panel);

@@ -60,6 +60,8 @@ void Runtime::linear(const PackedWeight& w, const float* x, int64_t rows, int64_
   int64_t chunk = std::max<int64_t>(1, kChunkBytes / panel_bytes);
   if (rows > table_->max_tile_rows) chunk = std::max(chunk, divide_up(panels, 8 * threads()));
   chunk = std::max(chunk, divide_up(panels, 0xFFFF));
+  // Weights are used in the order in which they were packed, and lie in it.
+  pool_->expect(rows <= table_->max_tile_rows ? static_cast<const char*>(w.data()) + w.bytes() : nullptr);
   pool_->parallel(static_cast<int>(divide_up(panels, chunk)), [&](int task) {
     table_->linear(args, task * chunk, std::min((task + 1) * chunk, panels));
   });

@@ -10,8 +10,9 @@
 
 namespace foredraft {
 
-// Tasks 0 .. n - 1 of a region are taken one by one by the calling thread and by whoever of the workers is awake. The caller finishes
-// alone where no worker turns up (asleep, descheduled, lost in a fork), so a region can never wait for a thread that has no task.
+// Tasks 0 .. n - 1 of a region are taken one by one, from the front by whoever of the workers is awake and from the back by the calling
+// thread. The caller finishes alone where no worker turns up (asleep, descheduled, lost in a fork), so a region can never wait for a
+// thread that has no task.
 class ThreadPool {
  public:
   using Function = void (*)(void* context, int task);
@@ -30,6 +31,10 @@ class ThreadPool {
   // Runs f(context, task) for every task; a region that finds the pool busy runs in its caller alone.
   void run(int tasks, Function f, void* context);
 
+  // What a coming region will probably read first: idle workers bring its beginning into their caches. Only a hint: the memory need not
+  // even be mapped when they do.
+  void expect(const void* memory) { expected_.store(static_cast<const char*>(memory), std::memory_order_relaxed); }
+
   template <class Body>
   void parallel(int tasks, const Body& body) {
     const auto call = [](void* context, int task) { (*static_cast<const Body*>(context))(task); };
@@ -37,10 +42,12 @@ class ThreadPool {
   }
 
  private:
-  void work();
-  bool take(uint64_t& state, int& task);
+  void work(int index);
+  bool take_first(uint64_t& state, int& task);
+  bool take_last(uint64_t& state, int& task);
 
-  // generation << 32 | tasks << 16 | next task: one word, so that a late worker can never take a task of another region.
+  // generation << 32 | end << 16 | next: the tasks next .. end - 1 are free. One word, so that a late worker can never take a task of
+  // another region.
   alignas(64) std::atomic<uint64_t> state_{0};
   alignas(64) std::atomic<int> done_{0};
   Function function_ = nullptr;
@@ -49,6 +56,7 @@ class ThreadPool {
   std::mutex sleep_;
   std::condition_variable wake_;
   std::atomic<int> sleepers_{0};
+  std::atomic<const char*> expected_{nullptr};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };
