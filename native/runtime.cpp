@@ -11,8 +11,8 @@ namespace {
 // Below this many elements (or multiply-adds, for attention) a second thread costs more than it brings.
 constexpr int64_t kElementsWorthSharing = 16 * 1024;
 constexpr int64_t kProductsWorthSharing = 64 * 1024;
-// A thread takes panels by the chunk: large enough to stream, small enough that the threads finish together.
-constexpr int64_t kChunkBytes = 48 * 1024;
+// A thread takes weights by the chunk: long enough to stream, short enough that the threads finish together.
+constexpr int64_t kChunkBytes = 192 * 1024;
 
 // Floats that start on a cache line: a vector across two lines costs two accesses.
 class AlignedFloats {
@@ -55,15 +55,14 @@ void Runtime::linear(const PackedWeight& w, const float* x, int64_t rows, int64_
   if (w.panel() != table_->panel) refuse("the weight was packed for another instruction set");
   const LinearArgs args{x, w.data(), w.bias(), residual, out, rows, w.n(), k, w.bf16()};
   const int64_t panels = w.panels();
-  const int64_t panel_bytes = static_cast<int64_t>(w.bytes()) / panels;
   // Tall inputs are bound by arithmetic: larger chunks use a block of rows for more panels before it leaves the cache.
-  int64_t chunk = std::max<int64_t>(1, kChunkBytes / panel_bytes);
-  if (rows > table_->max_tile_rows) chunk = std::max(chunk, divide_up(panels, 8 * threads()));
-  chunk = std::max(chunk, divide_up(panels, 0xFFFF));
+  const bool tall = rows > table_->max_tile_rows;
+  const int64_t wanted = tall ? 8 * threads() : divide_up(static_cast<int64_t>(w.bytes()), kChunkBytes);
+  const int64_t pieces = std::min({panels, divide_up(wanted, threads()) * threads(), int64_t{0xFFFF}});
   // Weights are used in the order in which they were packed, and lie in it.
-  pool_->expect(rows <= table_->max_tile_rows ? static_cast<const char*>(w.data()) + w.bytes() : nullptr);
-  pool_->parallel(static_cast<int>(divide_up(panels, chunk)), [&](int task) {
-    table_->linear(args, task * chunk, std::min((task + 1) * chunk, panels));
+  pool_->expect(tall ? nullptr : static_cast<const char*>(w.data()) + w.bytes());
+  pool_->parallel(static_cast<int>(pieces), [&](int task) {
+    table_->linear(args, panels * task / pieces, panels * (task + 1) / pieces);
   });
 }
 
