@@ -138,10 +138,7 @@ float read_memory(const float* p, int64_t n) {
   Vec sums[8];
   for (int v = 0; v < 8; ++v) sums[v] = zero();
   for (int64_t i = 0; i < n; i += 128)
-    for (int v = 0; v < 8; ++v) {
-      __builtin_prefetch(reinterpret_cast<const char*>(p + i + 16 * v) + 2048);
-      sums[v] = add(sums[v], load(p + i + 16 * v));
-    }
+    for (int v = 0; v < 8; ++v) sums[v] = add(sums[v], load(p + i + 16 * v));
   for (int v = 1; v < 8; ++v) sums[0] = add(sums[0], sums[v]);
   return sum_lanes(sums[0]);
 }

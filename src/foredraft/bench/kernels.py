@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -38,6 +39,7 @@ PROMPT_ROWS = 512
 CONTEXT = 256
 PAGE_SIZE = 16
 BANDWIDTH_BYTES = 512 << 20
+SMALLEST_WORKING_SET = 128 << 20
 # torch's own threads go on spinning for a while after an operation, on the cores we measure on.
 TORCH_REST_SECONDS = 0.02
 
@@ -49,7 +51,6 @@ class KernelSettings:
     load: Callable[[str], LoadedModel]
     num_threads: int | None = None
     rounds: int = 15
-    working_set_bytes: int = 128 << 20  # several times the last cache
 
 
 def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any]:
@@ -91,6 +92,14 @@ def read_bandwidth_gb_s(kernels: NativeKernels, rounds: int = 15) -> float:
     return BANDWIDTH_BYTES / median(seconds) / 1e9
 
 
+def working_set_bytes() -> int:
+    """What no cache holds: four times the last one, where the system tells its size."""
+    caches = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    sizes = [path.read_text(encoding="ascii").strip() for path in caches]
+    largest = max((int(size[:-1]) << 10 for size in sizes if size[-1:] == "K"), default=0)
+    return max(SMALLEST_WORKING_SET, 4 * largest)
+
+
 def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     """`[N, K]` of the model's matrices as the decoder packs them, each shape once."""
     hidden, dim = config.hidden_size, config.head_dim
@@ -119,7 +128,7 @@ class _LinearBench:
         self._rounds = settings.rounds
         n, k = shape
         self._bytes = n * k * FORMATS[format_name].itemsize
-        copies = max(2, -(-settings.working_set_bytes // self._bytes))
+        copies = max(2, -(-working_set_bytes() // self._bytes))
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(n, k, generator=generator).to(FORMATS[format_name])
         self._packed = [kernels.pack(weight) for _ in range(copies)]
@@ -132,10 +141,13 @@ class _LinearBench:
         ours: dict[int, list[float]] = {rows: [] for rows in self._inputs}
         theirs: dict[int, list[float]] = {rows: [] for rows in self._inputs}
         with _torch_threads(self._kernels.num_threads):
-            for _ in range(self._rounds):
-                for rows in self._inputs:
+            for done in range(self._rounds):
+                # The order turns from round to round: the first one finds the threads asleep.
+                turn = done % len(self._inputs)
+                order = [*self._inputs][turn:] + [*self._inputs][:turn]
+                for rows in order:
                     ours[rows].append(self._ours(rows))
-                for rows in self._inputs:
+                for rows in order:
                     theirs[rows].append(self._theirs(rows))
                 time.sleep(TORCH_REST_SECONDS)
         return [self._entry(rows, median(ours[rows]), median(theirs[rows])) for rows in ours]
