@@ -4,6 +4,7 @@
 
 #include "linear.inl"
 #include "rows.inl"
+#include "attention_block.inl"
 #include "attention.inl"
 #include "vocabulary.inl"
 
