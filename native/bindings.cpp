@@ -105,8 +105,9 @@ void bind_runtime(nb::module_& m) {
                             bool bf16, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) {
         r.move_slots(cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), sources, destinations);
       })
-      .def("read_memory", [](const Runtime& r, Address p, int64_t n, int passes) { return r.read_memory(at<float>(p), n, passes); },
-           no_gil);
+      .def("read_memory", [](const Runtime& r, const PackedWeight& w) {
+        return r.read_memory(static_cast<const float*>(w.data()), static_cast<int64_t>(w.bytes()) / 4);
+      }, no_gil);
 }
 
 void bind_row_math(nb::class_<Runtime> r) {

@@ -211,12 +211,11 @@ void Runtime::argmax_rows(const float* rows, int64_t count, int64_t n, int64_t* 
   pool_->parallel(static_cast<int>(count), [&](int task) { ids[task] = table_->argmax_float(rows + task * n, n); });
 }
 
-float Runtime::read_memory(const float* p, int64_t n, int passes) const {
+float Runtime::read_memory(const float* p, int64_t n) const {
   constexpr int64_t piece = 256 * 1024;
-  const int tasks = static_cast<int>(n / piece);
+  const int64_t tasks = std::min<int64_t>(n / piece, 0xFFFF);
   std::vector<float> sums(static_cast<size_t>(tasks));
-  for (int pass = 0; pass < passes; ++pass)
-    pool_->parallel(tasks, [&](int task) { sums[static_cast<size_t>(task)] += table_->read_memory(p + task * piece, piece); });
+  pool_->parallel(static_cast<int>(tasks), [&](int task) { sums[static_cast<size_t>(task)] = table_->read_memory(p + task * piece, piece); });
   float total = 0.0f;
   for (const float s : sums) total += s;
   return total;

@@ -82,14 +82,14 @@ def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any
 
 
 def read_bandwidth_gb_s(kernels: NativeKernels, rounds: int = 15) -> float:
-    """GB/s (10^9 bytes) of reading memory that is in no cache, all threads of `kernels` together.
+    """GB/s (10^9 bytes) of reading weights that are in no cache, all threads of `kernels` together.
 
     The median over `rounds`; machines with shared memory read more or less from second to second.
     """
-    buffer = torch.ones(BANDWIDTH_BYTES // 4)
-    kernels.read_memory(buffer)
-    seconds = [_seconds(lambda: kernels.read_memory(buffer)) for _ in range(rounds)]
-    return BANDWIDTH_BYTES / median(seconds) / 1e9
+    packed = kernels.pack(torch.ones(BANDWIDTH_BYTES // 4096, 1024))
+    kernels.read_memory(packed)
+    seconds = [_seconds(lambda: kernels.read_memory(packed)) for _ in range(rounds)]
+    return packed.num_bytes / median(seconds) / 1e9
 
 
 def working_set_bytes() -> int:

@@ -143,11 +143,9 @@ class NativeKernels:
     def num_threads(self) -> int:
         return int(self._runtime.num_threads)
 
-    def read_memory(self, buffer: Tensor) -> float:
-        """Reads `buffer` (float32, whole megabytes) with all threads, as a measure of bandwidth."""
-        if not _usable(buffer):
-            _refuse("buffer", buffer, "of float32")
-        return float(self._runtime.read_memory(buffer.data_ptr(), buffer.numel(), 1))
+    def read_memory(self, packed: NativePacked) -> float:
+        """Reads a weight's memory with all threads and computes nothing: a measure of bandwidth."""
+        return float(self._runtime.read_memory(packed.weight))
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> NativePacked:
         """A copy of `weight [N, K]` (float32 or bfloat16) in panels, and of `bias [N]`."""
