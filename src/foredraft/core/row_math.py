@@ -16,7 +16,10 @@ from foredraft.core import coins
 
 
 class RowMath(Protocol):
-    """Reductions over one row `[V]` (float32 or float64). Ties always go to the lowest id."""
+    """Reductions over one row `[V]` (float32 or float64). Ties always go to the lowest id.
+
+    A row with NaN gives a NaN's id, or raises FloatingPointError; it never gives another id.
+    """
 
     def argmax(self, row: Tensor) -> int:
         """The id of the largest value; the lowest id among equals."""

@@ -131,7 +131,10 @@ def verify(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> list
         rows = logits[root : root + 1 + window.num_nodes]
         try:
             outcomes.append(Outcome(_verify_one(window, rows, row_math)))
-        except UserError as error:  # bans that leave no token, logits that are not numbers
+        except (
+            UserError,
+            FloatingPointError,
+        ) as error:  # bans that leave no token, logits that are not numbers
             outcomes.append(Outcome(None, str(error)))
     return outcomes
 
@@ -143,7 +146,7 @@ def _verify_one(window: Window, rows: Tensor, row_math: RowMath) -> Verdict:
     if sampler.plain_argmax:
         return match(tree, tokens, _greedy_draw(window, rows, row_math))
     if sampler.greedy or request.coupled:
-        return match(tree, tokens, _coupled_draw(window, rows))
+        return match(tree, tokens, _target_draw(window, rows))
     if not tree.is_chain and draft.probs is not None:
         raise DrafterError("a sampled draft must be a chain: no rule for sampled siblings yet")
     if not tree.is_chain:
@@ -169,7 +172,10 @@ def _history(window: Window, node: int) -> History:
 
 def _greedy_draw(window: Window, rows: Tensor, row_math: RowMath) -> Callable[[int], int]:
     """The argmax of every row at once: no processor can change it."""
-    best = row_math.argmax_rows(rows)
+    try:
+        best = row_math.argmax_rows(rows)
+    except FloatingPointError:  # in a row that the accepted path may never reach
+        return _target_draw(window, rows)
     sampler, history = window.request.sampler, window.request.history
 
     def draw(node: int) -> int:
@@ -179,7 +185,7 @@ def _greedy_draw(window: Window, rows: Tensor, row_math: RowMath) -> Callable[[i
     return draw
 
 
-def _coupled_draw(window: Window, rows: Tensor) -> Callable[[int], int]:
+def _target_draw(window: Window, rows: Tensor) -> Callable[[int], int]:
     """The target's own token at a node: a function of (seed, absolute position) alone."""
     request, tree = window.request, window.tree
 
