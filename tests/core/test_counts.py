@@ -41,7 +41,9 @@ def test_sums_and_ranges(each: list[tuple[int, int, int]]) -> None:
     assert 0.0 <= counts.acceptance_rate <= 1.0
     by_position = counts.acceptance_by_position
     assert all(a >= b for a, b in pairwise(by_position))
-    assert counts.mean_acceptance_length == pytest.approx(1.0 + sum(by_position))
+    drafting = [emitted for drafted, _, emitted in each if drafted]
+    mean = sum(drafting) / len(drafting) if drafting else 1.0
+    assert counts.mean_acceptance_length == pytest.approx(mean)
     assert all(0.0 <= rate <= 1.0 for rate in counts.conditional_acceptance_by_position)
 
 
@@ -57,10 +59,18 @@ def test_merging_is_recording_both(
 def test_emitted_is_accepted_plus_one_unless_the_output_was_cut() -> None:
     counts = counted([(4, 2, 3), (4, 4, 5), (0, 0, 1), (3, 2, 2)])
     assert counts.num_emitted_tokens == counts.num_accepted_tokens + counts.num_steps - 1
-    assert counts.mean_acceptance_length == pytest.approx(1 + 8 / 3)
+    # The last step's extra token was cut: its three drafts emitted 3 + 5 + 2 tokens.
+    assert counts.mean_acceptance_length == pytest.approx(10 / 3)
     assert counts.mean_emitted_tokens == pytest.approx(11 / 4)
     assert counts.acceptance_rate == pytest.approx(8 / 11)
     assert counts.histogram == [0, 0, 2, 0, 1]
+
+
+def test_a_cut_says_nothing_of_the_position_after_it() -> None:
+    counts = counted([(8, 3, 3)])
+    assert counts.mean_acceptance_length == 3
+    assert counts.conditional_acceptance_by_position == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert counts.reached_per_position == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
 def test_rates_by_position() -> None:

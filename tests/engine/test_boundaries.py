@@ -135,3 +135,60 @@ def check_counts(output):
     accepted = sum(origin == "accepted" for origin in output.origins)
     assert counts.num_accepted_draft_tokens == accepted
     assert sum(j * n for j, n in enumerate(counts.acceptance_histogram)) == accepted
+
+
+class Syllables:
+    """The tiny tokenizer with tokens of several characters, so that strings end inside them."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(self.text(token) for token in ids)
+
+    def token_bytes(self, token_id, skip_special_tokens=True):
+        return self.text(token_id).encode()
+
+    def is_unfinished(self, token_id):
+        return False
+
+    def text(self, token):
+        return "abc"[token % 3] + "xyz"[token // 3 % 3] + "abcx"[token % 4]
+
+
+def test_stop_strings_that_begin_and_end_inside_tokens(make_llm, oracle, plain, target):
+    model = replace(target, tokenizer=Syllables(target.tokenizer))
+    known, want = oracle(GREEDY), plain(GREEDY, [PROMPT])[0]
+    text = model.tokenizer.decode(want)
+    for start in range(25):
+        for length in (1, 2, 5, 7):
+            stop = text[start : start + length]
+            end = text.index(stop)
+            for drafter in (None, known):
+                llm = make_llm(drafter, 6, model=model)
+                deltas = list(llm.stream(PROMPT, replace(GREEDY, stop=[stop])))
+                output = deltas[-1].finished
+                assert output.text == "".join(delta.text for delta in deltas) == text[:end]
+                assert output.outputs[0].stop_reason == stop
+                assert len(output.token_ids) == -(-(end + length) // 3)
+
+
+def test_the_text_of_a_stop_token_is_hidden_unless_asked_for(make_llm, plain, target):
+    want = plain(GREEDY, [PROMPT])[0]
+    stop, at = want[4], want.index(want[4])
+    for include in (False, True):
+        params = replace(GREEDY, stop_token_ids=[stop], include_stop_str_in_output=include)
+        output = make_llm().generate([PROMPT], params)[0]
+        assert list(output.token_ids) == want[: at + 1]
+        assert output.text == target.tokenizer.decode(want[: at + 1 if include else at])
+
+
+def test_an_eos_that_is_a_stop_id_too_is_an_eos(make_llm, plain, target):
+    want = plain(GREEDY, [PROMPT])[0]
+    model = replace(target, eos_ids=frozenset({want[3]}))
+    params = replace(GREEDY, ignore_eos=False, stop_token_ids=[want[3]])
+    output = make_llm(model=model).generate([PROMPT], params)[0]
+    assert (output.finish_reason, output.outputs[0].stop_reason) == ("stop", None)

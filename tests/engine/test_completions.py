@@ -11,7 +11,7 @@ from foredraft import SamplingParams
 from foredraft.core.coins import mix
 from foredraft.kernels.interface import Segment
 from foredraft.models.interface import FlatBatch
-from foredraft.testing.drafters import LiarDrafter, RepeatDrafter
+from foredraft.testing.drafters import LiarDrafter, RepeatDrafter, TreeDrafter, WrongAtDrafter
 
 from .conftest import GREEDY, PROMPTS, SEEDED
 
@@ -128,8 +128,10 @@ def test_penalties_bite_inside_the_window(make_llm, oracle, plain, penalty, base
     """Faults 29 to 33: row i counts the draft tokens before it; bias and bans hold on every row."""
     params = replace(base, **penalty)
     want = plain(params)
-    for drafter in (oracle(params), oracle(base), RepeatDrafter(5), RepeatDrafter(9)):
-        got = make_llm(drafter, 5).generate(PROMPTS, params)
+    known = oracle(params)
+    tree = TreeDrafter(LiarDrafter(known), RepeatDrafter(9), WrongAtDrafter(known, 2), known)
+    for drafter in (known, oracle(base), RepeatDrafter(5), RepeatDrafter(9), tree):
+        got = make_llm(drafter, 11).generate(PROMPTS, params)
         assert [list(output.token_ids) for output in got] == want
     emitted = {token for tokens in want for token in tokens}
     assert not emitted & set(penalty.get("banned_token_ids", ()))

@@ -16,6 +16,7 @@ from foredraft.testing.drafters import RepeatDrafter, SkewedDrafter, TreeDrafter
 from foredraft.testing.models import tiny_model
 
 VOCAB, PROMPT, LENGTH = 6, [1, 4, 2], 3
+LONGER = 5  # several windows of a tree, so that coins of one step could meet those of the next
 
 
 @pytest.fixture(scope="module")
@@ -23,19 +24,19 @@ def small():
     return tiny_model(seed=3, vocab_size=VOCAB)
 
 
-def enumerate_law(model, temperature):
-    """P of every continuation of LENGTH tokens, `[VOCAB ** LENGTH]`."""
+def enumerate_law(model, temperature, length=LENGTH, prompt=PROMPT):
+    """P of every continuation of `length` tokens, `[V ** length]`."""
     c = model.config
-    total = len(PROMPT) + LENGTH
+    total = len(prompt) + length
     cache = KVCache(c.num_layers, 1, c.num_kv_heads, total, c.head_dim, model.dtype, model.device)
     law = []
-    for tail in itertools.product(range(VOCAB), repeat=LENGTH):
-        tokens = [*PROMPT, *tail]
+    for tail in itertools.product(range(c.vocab_size), repeat=length):
+        tokens = [*prompt, *tail]
         batch = FlatBatch(tokens, [Segment(0, total, (), [0])], list(range(total)))
         rows = torch.softmax(model.model.run(batch, cache).logits.double() / temperature, dim=-1)
         p = 1.0
         for i, token in enumerate(tail):
-            p *= float(rows[len(PROMPT) - 1 + i, token])
+            p *= float(rows[len(prompt) - 1 + i, token])
         law.append(p)
     return law
 
@@ -76,6 +77,34 @@ def test_sampled_sequences_follow_the_enumerated_law(small, drafter, runs, rule)
         observed[index] += 1
     p_value = chi_square(observed, enumerate_law(small, 0.8))
     assert p_value >= 1e-3
+
+
+def test_windows_of_a_tree_do_not_share_coins():
+    """A vocabulary of 3 and five tokens: each request passes through several windows."""
+    model = tiny_model(seed=9, vocab_size=3, sharpness=0.7)
+    drafter = TreeDrafter(RepeatDrafter(0), RepeatDrafter(1), RepeatDrafter(2))
+    config = {"num_speculative_tokens": 3, "rejection_sample_method": "standard"}
+    sizes = {"max_num_seqs": 128, "max_num_batched_tokens": 512, "page_size": 8}
+    llm = LLM(model, drafter=drafter, speculative_config=config, seed=7, **sizes)
+    params = SamplingParams(temperature=0.8, max_tokens=LONGER, ignore_eos=True)
+    prompt = [token % 3 for token in PROMPT]
+    observed = [0] * 3**LONGER
+    for output in llm.generate([prompt] * 4000, params):
+        observed[sum(t * 3**i for i, t in enumerate(reversed(output.token_ids)))] += 1
+    assert chi_square(observed, enumerate_law(model, 0.8, LONGER, prompt)) >= 1e-3
+
+
+def test_without_a_seed_rejection_is_the_rule():
+    """A draft that is drawn from q is accepted with 1 - TV; coupled draws would accept less."""
+    model = tiny_model(seed=3, vocab_size=VOCAB)
+    accepted = {}
+    for rule in (None, "standard", "coupled"):
+        config = {"num_speculative_tokens": 2, "rejection_sample_method": rule}
+        llm = LLM(model, drafter=SkewedDrafter(skewed_law), speculative_config=config, seed=4)
+        params = SamplingParams(temperature=0.8, max_tokens=4, ignore_eos=True)
+        outputs = llm.generate([PROMPT] * 300, params)
+        accepted[rule] = [tuple(output.token_ids) for output in outputs]
+    assert accepted[None] == accepted["standard"] != accepted["coupled"]
 
 
 def chi_square(observed, law):

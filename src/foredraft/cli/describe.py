@@ -104,7 +104,6 @@ def _speculation_cost(llm: LLM) -> dict[str, Any]:
         "draft_tokens_a_step": drafted,
         "rows_a_step": f"up to {drafted + 1} a request, of {llm.config.max_num_batched_tokens}",
         "extra_cache_pages": 0,
-        "own_cache": "yes" if llm.drafter.capabilities.own_cache else "no",
     }
 
 

@@ -19,6 +19,7 @@ class AcceptanceCounts:
     num_draft_tokens: int = 0  # draft tokens really verified
     num_accepted_tokens: int = 0  # draft tokens kept
     num_emitted_tokens: int = 0
+    num_draft_emitted_tokens: int = 0  # of those, by steps that verified a draft
     drafted_per_position: list[int] = field(default_factory=list)  # [K] steps that drafted so deep
     reached_per_position: list[int] = field(default_factory=list)  # [K] ... and accepted all before
     accepted_per_position: list[int] = field(
@@ -55,8 +56,10 @@ class AcceptanceCounts:
         self.num_drafts += 1
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted
+        self.num_draft_emitted_tokens += emitted
         self.drafted_per_position = _sum(self.drafted_per_position, [1] * depth)
-        reached = min(accepted + 1, depth)
+        # Where the output was cut on an accepted token, the next position was never judged.
+        reached = min(emitted, depth)
         self.reached_per_position = _sum(
             self.reached_per_position, [1] * reached + [0] * (depth - reached)
         )
@@ -72,6 +75,7 @@ class AcceptanceCounts:
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
         self.num_emitted_tokens += other.num_emitted_tokens
+        self.num_draft_emitted_tokens += other.num_draft_emitted_tokens
         self.drafted_per_position = _sum(self.drafted_per_position, other.drafted_per_position)
         self.reached_per_position = _sum(self.reached_per_position, other.reached_per_position)
         self.accepted_per_position = _sum(self.accepted_per_position, other.accepted_per_position)
@@ -79,8 +83,11 @@ class AcceptanceCounts:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """tau = 1 + accepted / drafts, over the steps that drafted; 1 where none did."""
-        return 1.0 + _ratio(self.num_accepted_tokens, self.num_drafts)
+        """tau: tokens per step over the steps that drafted; 1 where none did.
+
+        It is 1 + accepted / drafts, as others count it, less the extra tokens that a stop cut off.
+        """
+        return _ratio(self.num_draft_emitted_tokens, self.num_drafts) if self.num_drafts else 1.0
 
     @property
     def mean_emitted_tokens(self) -> float:

@@ -19,5 +19,9 @@ class ModelError(UserError):
     """Model files that cannot be used, or a model whose output is not a number."""
 
 
+class IntegrityError(RuntimeError):
+    """State that contradicts itself: a fault of ours, found by a `check_integrity`."""
+
+
 class ConfigError(UserError):
     """An engine or speculation setting that is unknown or out of range."""

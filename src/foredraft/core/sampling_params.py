@@ -13,6 +13,8 @@ from numbers import Integral, Real
 from foredraft.core.errors import InvalidRequest
 
 LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leaves float32; vLLM calls it greedy
+LARGEST_FACTOR = 1e15  # of bias, penalty and temperature: their products stay within float32
+MOST_COMPLETIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def _check_lengths(self) -> None:
-        _check_integer("n", self.n, 1)
+        _check_integer("n", self.n, 1, MOST_COMPLETIONS)
         _check_integer("max_tokens", self.max_tokens, 1, optional=True)
         _check_integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -74,7 +76,7 @@ class SamplingParams:
             )
 
     def _check_law(self) -> None:
-        _check_number("temperature", self.temperature, 0.0, math.inf)
+        _check_number("temperature", self.temperature, 0.0, LARGEST_FACTOR)
         if 0.0 < self.temperature < LOWEST_TEMPERATURE:
             raise InvalidRequest(
                 f"temperature must be 0 (greedy) or at least {LOWEST_TEMPERATURE},"
@@ -83,16 +85,25 @@ class SamplingParams:
         _check_integer("top_k", self.top_k, -1)
         _check_number("top_p", self.top_p, 0.0, 1.0, above=True)
         _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
+        _check_number(
+            "repetition_penalty", self.repetition_penalty, 1 / LARGEST_FACTOR, LARGEST_FACTOR
+        )
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
 
     def _check_tokens(self) -> None:
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(f"logit_bias must map ids to numbers, got {self.logit_bias!r}")
+        if self.stop is not None and not isinstance(self.stop, Sequence):
+            raise InvalidRequest(f"stop must be a string or a list of strings, got {self.stop!r}")
         for token, bias in (self.logit_bias or {}).items():
             _check_integer("logit_bias token id", token, 0)
-            _check_number(f"logit_bias of token {token}", bias, -math.inf, math.inf)
+            _check_number(f"logit_bias of token {token}", bias, -LARGEST_FACTOR, LARGEST_FACTOR)
         for name in ("allowed_token_ids", "banned_token_ids", "stop_token_ids"):
-            for token in getattr(self, name) or ():
+            tokens = getattr(self, name)
+            if tokens is not None and (not isinstance(tokens, Sequence) or isinstance(tokens, str)):
+                raise InvalidRequest(f"{name} must be a list of ids, got {tokens!r}")
+            for token in tokens or ():
                 _check_integer(f"{name} entry", token, 0)
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
             raise InvalidRequest("allowed_token_ids must hold at least one id, got none")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -21,11 +21,7 @@ class Capabilities:
 
     deterministic: bool = True  # Draft.probs is None
     tree: bool = False  # may propose siblings
-    features: tuple[int, ...] = ()  # target layers whose hidden states observe() wants
-    top_ids: int = 0  # best ids of each verified row that observe() wants
-    own_cache: bool = False  # keeps keys and values of its own
     num_speculative_tokens: int | None = None  # draft tokens a step where the config says nothing
-    vocabulary_size: int | None = None  # None: proposes any id of the target's vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +29,12 @@ class DraftRequest:
     """A read-only view of one running request."""
 
     id: str
-    tokens: Sequence[int]  # prompt and output, the pending one last; do not mutate or keep
+    tokens: Sequence[int]  # prompt and output, the pending one last; read-only, good for this call
     num_prompt_tokens: int
     max_nodes: int  # >= 1 whenever propose() is called with this request
     sampling: SamplingParams
     seed: int  # the request's own, for coins: stream DRAFT, or the target's noise when coupled
     coupled: bool  # the draft is verified by the coupled rule
-    grammar: Any | None = None  # a fork of the request's matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,6 @@ class Draft:
     tokens: Sequence[int] = ()  # draft nodes, a parent before its children, siblings in draw order
     parents: Sequence[int] = ()  # -1 = the pending token; a chain is (-1, 0, 1, ...)
     probs: Tensor | None = None  # [n, V] the law each was really drawn from; None = deterministic
-    confidence: Sequence[float] | None = None  # estimated acceptance of each node, for the policy
 
     @classmethod
     def chain(cls, tokens: Sequence[int], probs: Tensor | None = None) -> Draft:

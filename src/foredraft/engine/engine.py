@@ -6,27 +6,40 @@ are. Plain decoding is a step without draft nodes: there is no second path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from foredraft.cache.pool import PagePool
 from foredraft.cache.tensors import KVCache
-from foredraft.core.acceptance import Origin, Verdict
-from foredraft.drafters.interface import Draft, Drafter, DraftRequest, StepResult, StepRow
+from foredraft.core.acceptance import Origin
+from foredraft.drafters.interface import Drafter, StepResult, StepRow
 from foredraft.engine.config import EngineConfig
+from foredraft.engine.drafting import ask
 from foredraft.engine.logprobs import token_logprobs
+from foredraft.engine.outputs import TokenLogprobs
 from foredraft.engine.request import Request
-from foredraft.engine.scheduler import Plan, Scheduler
-from foredraft.engine.step import DrafterError, Outcome, Window, build_windows, verify
+from foredraft.engine.scheduler import Scheduler
+from foredraft.engine.step import Outcome, Window, build_windows, verify
 from foredraft.engine.stops import Stop
 from foredraft.models.interface import Model
 from foredraft.planning.policy import Policy
 
-Tap = Callable[
-    [str, int, int, Tensor], None
-]  # request id, position, token, the row of logits it came from
+# Request id, position, token, and the row of logits `[V]` it came from (not to be written to).
+Tap = Callable[[str, int, int, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Emission:
+    """One token that a step may commit, with all that is needed from its row."""
+
+    token: int
+    origin: Origin
+    row: Tensor
+    logprobs: TokenLogprobs | None
 
 
 class Engine:
@@ -54,10 +67,12 @@ class Engine:
         self.scheduler.check_fits(request)
         self.scheduler.add(request)
 
-    def abort(self, request: Request) -> None:
-        """End a request now, wherever it is; no-op if it has ended."""
-        if not request.finished:
+    def abort(self, requests: Iterable[Request]) -> None:
+        """End requests now, wherever they are; those that have ended stay as they are."""
+        running = [request for request in requests if not request.finished]
+        for request in running:
             self._finish(request, Stop("abort"))
+        self._tell([], [], running)
 
     @property
     def has_work(self) -> bool:
@@ -65,145 +80,165 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Run one step; the requests it changed. After an exception no request has a new token."""
+        """Run one step; the requests it changed.
+
+        A drafter or a target that fails leaves every request as it was before the step. A failure
+        of `observe`, `release` or the tap is raised after the step is committed as a whole.
+        """
         plan = self.scheduler.schedule()
-        drafts = self._propose(plan)
-        windows, batch = build_windows(plan.rows, drafts, self.model.config.vocab_size)
-        if not windows:
-            return []
         if plan.page_copies:
             sources, destinations = zip(*plan.page_copies, strict=True)
             self.cache.copy_pages(sources, destinations)
+        if not plan.rows:
+            return []
+        drafts = ask(self.drafter, plan.rows, self.model.config.vocab_size)
+        windows, batch = build_windows(plan.rows, drafts)
         logits = self.model.run(batch, self.cache).logits
         outcomes = verify(windows, logits, self.model.kernels.row_math)
         return self._commit(windows, outcomes, logits)
 
-    def _propose(self, plan: Plan) -> dict[str, Draft]:
-        wanted = [row for row in plan.rows if row.max_nodes]
-        if not wanted or self.drafter is None:
-            return {}
-        views = [
-            DraftRequest(
-                id=row.request.id,
-                tokens=row.request.tokens,
-                num_prompt_tokens=row.request.num_prompt,
-                max_nodes=row.max_nodes,
-                sampling=row.request.params,
-                seed=row.request.seed,
-                coupled=row.request.coupled,
-            )
-            for row in wanted
-        ]
-        drafts = self.drafter.propose(views)
-        if len(drafts) != len(views):
-            raise DrafterError(f"{len(drafts)} drafts for {len(views)} requests")
-        return {view.id: draft for view, draft in zip(views, drafts, strict=True)}
-
     def _commit(
         self, windows: Sequence[Window], outcomes: Sequence[Outcome], logits: Tensor
     ) -> list[Request]:
-        """The only mutation: tokens, keys and values, stops, counts, then the drafter is told."""
-        results = []
-        for window, outcome in zip(windows, outcomes, strict=True):
+        """The only mutation. All that can fail comes before it, all that is foreign after it."""
+        emissions = [self._emissions(*one, logits) for one in zip(windows, outcomes, strict=True)]
+        prompt_logprobs = [self._prompt_logprobs(window, logits) for window in windows]
+        results: list[StepResult] = []
+        taps: list[Callable[[], None]] = []
+        ended: list[Request] = []
+        for window, outcome, emitted, of_prompt in zip(
+            windows, outcomes, emissions, prompt_logprobs, strict=True
+        ):
             request = window.request
-            if outcome.error is not None:
-                self._finish(request, Stop("error"), outcome.error)
-                continue
-            if window.wants_prompt_logprobs:
-                self._add_prompt_logprobs(window, logits)
-            num_kept = 0
-            if outcome.verdict is not None:
-                num_kept = self._commit_tokens(window, outcome.verdict, logits)
-            request.num_computed += window.scheduled.chain + num_kept
-            results.append(_step_result(window, outcome.verdict, num_kept))
-        if self.drafter is not None:
-            self.drafter.observe(results)
-        for window in windows:
-            request = window.request
-            if request.stop is not None and not request.finished:
-                self._finish(request, request.stop)
+            request.prompt_logprobs += of_prompt
+            first = request.num_tokens
+            count = self._commit_tokens(window, outcome, emitted)
+            results.append(_step_result(window, outcome, emitted[:count]))
+            if self._tap is not None:
+                taps += [
+                    partial(self._tap, request.id, first + i, emission.token, emission.row)
+                    for i, emission in enumerate(emitted[:count])
+                ]
+            if request.stop is not None or outcome.error is not None:
+                error = outcome.error if request.stop is None else None
+                self._finish(request, request.stop or Stop("error"), error)
+                ended.append(request)
+        self._tell(taps, results, ended)
         return [window.request for window in windows]
 
-    def _commit_tokens(self, window: Window, verdict: Verdict, logits: Tensor) -> int:
-        """Append the verdict's tokens up to the first stop; how many draft tokens were kept."""
-        request, draft = window.request, window.draft
-        emitted = [(draft.tokens[node], Origin.ACCEPTED) for node in verdict.accepted]
-        emitted.append((verdict.next_token, verdict.origin))
-        parents = (-1, *verdict.accepted)  # the node whose row gave each token
-        num_emitted = 0
-        for parent, (token, origin) in zip(parents, emitted, strict=True):
-            row = logits[window.root_logits + 1 + parent]
-            num_emitted += 1
-            if self._tap is not None:
-                self._tap(request.id, request.num_tokens, token, row)
-            if request.params.logprobs is not None:
-                row_math = self.model.kernels.row_math
-                request.logprobs.append(
-                    token_logprobs(row, token, request.params.logprobs, row_math)
-                )
-            if request.append(token, origin):
-                break
-        num_kept = min(num_emitted, verdict.num_accepted)
-        self._gather(window, verdict.accepted[:num_kept])
-        request.counts.record(window.num_nodes, num_kept, num_emitted, depth=window.tree.max_depth)
-        request.end_step(num_emitted)
-        return num_kept
+    def _emissions(self, window: Window, outcome: Outcome, logits: Tensor) -> list[_Emission]:
+        """The tokens of an outcome in order: accepted draft tokens, then the target's own."""
+        tokens = [(window.draft.tokens[node], Origin.ACCEPTED) for node in outcome.accepted]
+        if outcome.next_token is not None:
+            tokens.append((outcome.next_token, outcome.origin))
+        num_top = window.request.params.logprobs
+        emissions = []
+        # The row of a token is that of the node before it.
+        for node, (token, origin) in zip((-1, *outcome.accepted), tokens, strict=False):
+            row = logits[window.root_logits + 1 + node]
+            logprobs = None
+            if num_top is not None:
+                logprobs = token_logprobs(row, token, num_top, self.model.kernels.row_math)
+            emissions.append(_Emission(token, origin, row, logprobs))
+        return emissions
 
-    def _gather(self, window: Window, accepted: Sequence[int]) -> None:
-        """Move accepted nodes' keys and values to the positions that follow the chain; a chain's
-        are there already.
+    def _prompt_logprobs(self, window: Window, logits: Tensor) -> list[TokenLogprobs]:
+        request, num_top = window.request, window.request.params.prompt_logprobs
+        if window.prompt_logits is None or num_top is None:
+            return []
+        positions = range(
+            window.start + 1, min(window.start + window.chain + 1, request.num_prompt)
+        )
+        return [
+            token_logprobs(
+                logits[window.prompt_logits + i],
+                request.tokens[position],
+                num_top,
+                self.model.kernels.row_math,
+            )
+            for i, position in enumerate(positions)
+        ]
+
+    def _commit_tokens(self, window: Window, outcome: Outcome, emitted: Sequence[_Emission]) -> int:
+        """Append tokens up to the first stop, settle cache and counts; how many were kept."""
+        request = window.request
+        count = 0
+        for emission in emitted:
+            count += 1
+            if emission.logprobs is not None:
+                request.logprobs.append(emission.logprobs)
+            if request.append(emission.token, emission.origin):
+                break
+        num_accepted = min(count, len(outcome.accepted))
+        self._gather(window, outcome.accepted[:num_accepted])
+        request.num_computed += window.chain + num_accepted
+        if count:
+            depth = window.draft.tree.max_depth
+            request.counts.record(window.num_nodes, num_accepted, count, depth=depth)
+            request.end_step(count)
+        return count
+
+    def _gather(self, window: Window, accepted: tuple[int, ...]) -> None:
+        """Move accepted nodes' keys and values to the positions that follow the chain; those of a
+        draft that is a chain are there already.
         """
         if accepted == tuple(range(len(accepted))):
             return
-        request, page_size = window.request, self.config.page_size
-        first = request.num_computed + window.scheduled.chain
+        pages, page_size = window.request.pages, self.config.page_size
+        first = window.start + window.chain
 
         def slot(index: int) -> int:
-            return request.pages[index // page_size] * page_size + index % page_size
+            return pages[index // page_size] * page_size + index % page_size
 
         sources = [slot(first + node) for node in accepted]
         destinations = [slot(first + i) for i in range(len(accepted))]
         for keys, values in zip(self.cache.keys, self.cache.values, strict=True):
             self.model.kernels.move_slots(keys, values, sources, destinations)
 
-    def _add_prompt_logprobs(self, window: Window, logits: Tensor) -> None:
-        request = window.request
-        num_top = request.params.prompt_logprobs or 0
-        start = request.num_computed
-        for i in range(window.scheduled.chain):
-            position = start + i + 1
-            if position < request.num_prompt:
-                row = logits[window.first_logits + i]
-                row_math = self.model.kernels.row_math
-                request.prompt_logprobs.append(
-                    token_logprobs(row, request.tokens[position], num_top, row_math)
-                )
-
     def _finish(self, request: Request, stop: Stop, error: str | None = None) -> None:
         self.scheduler.remove(request)
         request.finish(stop, error)
+
+    def _tell(
+        self,
+        taps: list[Callable[[], None]],
+        results: list[StepResult],
+        ended: Sequence[Request],
+    ) -> None:
+        """Call what is not ours: all of it, whatever fails; the first failure is raised at the
+        end.
+        """
+        calls = list(taps)
         if self.drafter is not None:
-            self.drafter.release(request.id)
+            if results:
+                calls.append(partial(self.drafter.observe, results))
+            calls += [partial(self.drafter.release, request.id) for request in ended]
+        failures: list[Exception] = []
+        for call in calls:
+            try:
+                call()
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError or AssertionError if any state contradicts another."""
+        """Raise IntegrityError if any state contradicts another."""
         self.scheduler.check_integrity()
 
 
-def _step_result(window: Window, verdict: Verdict | None, num_kept: int) -> StepResult:
-    request, chain = window.request, window.scheduled.chain
-    # num_computed and the tokens have moved on: the step's first position lies that much before.
-    start = request.num_computed - chain - num_kept
+def _step_result(window: Window, outcome: Outcome, kept: Sequence[_Emission]) -> StepResult:
+    """What the drafter is told; `kept` are the tokens that were committed."""
+    request, start, chain, tree = window.request, window.start, window.chain, window.draft.tree
+    accepted = set(outcome.accepted[: len(kept)])
     rows = [StepRow(start + i, -1, request.tokens[start + i], True) for i in range(chain)]
-    kept = set(verdict.accepted[:num_kept]) if verdict is not None else set()
-    root = start + chain - 1
     rows += [
-        StepRow(root + window.tree.depths[node], node, token, node in kept)
+        StepRow(start + chain - 1 + tree.depths[node], node, token, node in accepted)
         for node, token in enumerate(window.draft.tokens)
     ]
     return StepResult(
         id=request.id,
         rows=rows,
-        num_accepted=num_kept,
-        next_token=None if verdict is None else request.tokens[-1],
+        num_accepted=len(accepted),
+        next_token=kept[-1].token if kept else None,
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foredraft.core.errors import InvalidRequest
+from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter
 from foredraft.drafters.interface import Drafter
@@ -18,7 +18,7 @@ from foredraft.engine.config import SpeculativeConfig
 from foredraft.engine.engine import Engine, Tap
 from foredraft.engine.memory import allocate_cache, choose_cache_dtype, plan_engine
 from foredraft.engine.outputs import RequestOutput, StreamDelta
-from foredraft.engine.submission import Group, Prompt, RequestFactory
+from foredraft.engine.submission import Group, Prompt, RequestFactory, as_prompts
 from foredraft.models.load import LoadedModel, load_model
 from foredraft.planning.policy import FixedWidth
 
@@ -63,19 +63,27 @@ class LLM:
         Raises:
             ModelError, ConfigError: with the offending value and what would be valid.
         """
-        self.loaded = (
-            model
-            if isinstance(model, LoadedModel)
-            else load_model(
+        if isinstance(model, LoadedModel):
+            if (dtype, device, kernels, num_threads) != ("auto", "cpu", "auto", None):
+                raise ConfigError(
+                    "dtype, device, kernels and num_threads belong to loading: "
+                    "leave them out beside a model that is loaded"
+                )
+            self.loaded = model
+        else:
+            self.loaded = load_model(
                 model, dtype=dtype, device=device, kernels=kernels, num_threads=num_threads
             )
-        )
         self.tokenizer = self.loaded.tokenizer
         self.speculative = (
             None
             if speculative_config is None
             else SpeculativeConfig.from_mapping(speculative_config)
         )
+        if drafter is not None:
+            _check_drafter(drafter, speculative_config or {})
+        if tap is not None and not callable(tap):
+            raise ConfigError(f"tap must be a function, got {tap!r}")
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
         cache_dtype = choose_cache_dtype(kv_dtype, self.loaded)
         self.config = plan_engine(
@@ -109,10 +117,10 @@ class LLM:
         Raises:
             InvalidRequest: a prompt or its parameters can't be honoured; nothing was generated.
         """
-        many = _as_prompts(prompts)
+        many = as_prompts(prompts)
         if params is None:
             params = SamplingParams()
-        each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
         if len(each) != len(many):
             raise InvalidRequest(f"{len(many)} prompts with {len(each)} sampling parameters")
         groups = [self._make(*one) for one in zip(many, each, strict=True)]
@@ -179,9 +187,7 @@ class LLM:
             self.engine.add(request)
 
     def _abort(self, groups: Sequence[Group]) -> None:
-        for group in groups:
-            for request in group.requests:
-                self.engine.abort(request)
+        self.engine.abort([request for group in groups for request in group.requests])
 
     def _template(self, messages: Sequence[Message]) -> list[int]:
         return self.tokenizer.apply_chat_template(messages)
@@ -190,7 +196,8 @@ class LLM:
         """The drafter and the most draft tokens a step; an object goes before the configuration."""
         config = self.speculative
         if drafter is not None:
-            default = drafter.capabilities.num_speculative_tokens or DEFAULT_DRAFT_LENGTH
+            wish = drafter.capabilities.num_speculative_tokens
+            default = DEFAULT_DRAFT_LENGTH if wish is None else wish
         elif config is None:
             return None, 0
         else:
@@ -200,10 +207,15 @@ class LLM:
         return drafter, default if asked is None else asked
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    many: list[Any] = list(prompts)
-    if many and all(isinstance(item, int) for item in many):
-        return [many]
-    return many
+def _check_drafter(drafter: object, config: Mapping[str, Any]) -> None:
+    """An object that drafts, and a configuration that does not name another."""
+    if not isinstance(drafter, Drafter):
+        raise ConfigError(
+            f"drafter {drafter!r} needs capabilities, propose, observe and release (see Drafter)"
+        )
+    others = sorted(set(config) - {"num_speculative_tokens", "rejection_sample_method"})
+    if others:
+        raise ConfigError(
+            f"speculative_config has {', '.join(others)} beside a drafter object; valid then are "
+            "num_speculative_tokens and rejection_sample_method"
+        )

@@ -5,6 +5,7 @@ Knows bytes, pages and the model's sizes; knows no request.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,8 +48,8 @@ def plan_engine(
     config = EngineConfig(max_model_len=length, page_size=page_size, **sizes)
     if length > longest:
         raise ConfigError(f"max_model_len {length} is beyond the model's {longest} positions")
-    if not kv_cache_gib > 0:
-        raise ConfigError(f"kv_cache_gib must be above 0, got {kv_cache_gib!r}")
+    if type(kv_cache_gib) not in (int, float) or not 0 < kv_cache_gib < math.inf:
+        raise ConfigError(f"kv_cache_gib must be a number above 0, got {kv_cache_gib!r}")
     page_bytes = KVCache.bytes_per_page(
         model.num_layers, model.num_kv_heads, page_size, model.head_dim, cache_dtype
     )

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from foredraft.core.acceptance import Origin
 from foredraft.core.counts import AcceptanceCounts
+from foredraft.core.errors import IntegrityError
 from foredraft.core.sampling import History, Sampler, SamplingParams
 from foredraft.engine.outputs import (
     CompletionOutput,
@@ -180,16 +181,23 @@ class Request:
         )
 
     def check_integrity(self, page_size: int) -> None:
-        """Raise AssertionError if the stored lengths contradict each other."""
-        assert 0 <= self.num_computed <= self.num_tokens, (self.num_computed, self.num_tokens)
-        assert len(self.origins) == self.num_output
-        assert len(set(self.pages)) == len(self.pages)
-        if self.status is Status.RUNNING:
-            assert self.num_computed < self.num_tokens
-            assert len(self.pages) * page_size >= self.worst_case_slots
-            assert self.num_output < self.rules.max_tokens
-            assert self.counts.num_emitted_tokens == self.num_output
-        else:
-            assert not self.pages, f"{self.status} request {self.id} holds pages {self.pages}"
-        if self.params.logprobs is not None:
-            assert len(self.logprobs) == self.num_output
+        """Raise IntegrityError if the stored lengths contradict each other."""
+        running = self.status is Status.RUNNING
+        facts = {
+            "computed positions within the tokens": 0 <= self.num_computed <= self.num_tokens,
+            "an origin for every output token": len(self.origins) == self.num_output,
+            "log-probabilities for every output token": self.params.logprobs is None
+            or len(self.logprobs) == self.num_output,
+            "counts of the emitted tokens": self.counts.num_emitted_tokens == self.num_output,
+            "no page twice": len(set(self.pages)) == len(self.pages),
+            "pages only while running": running or not self.pages,
+            "a pending token while running": not running or self.num_computed < self.num_tokens,
+            "pages for the worst case": not running
+            or len(self.pages) * page_size >= self.worst_case_slots,
+            "no stop while running": not running or self.stop is None,
+            "room for another token while running": not running
+            or self.num_output < self.rules.max_tokens,
+        }
+        broken = [fact for fact, holds in facts.items() if not holds]
+        if broken:
+            raise IntegrityError(f"{self.status} request {self.id} lacks: {'; '.join(broken)}")

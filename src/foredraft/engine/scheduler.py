@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from foredraft.cache.pool import PagePool
-from foredraft.core.errors import InvalidRequest
+from foredraft.core.errors import IntegrityError, InvalidRequest
 from foredraft.engine.config import EngineConfig
 from foredraft.engine.request import Request, Status
 from foredraft.planning.policy import Load, Policy
@@ -94,11 +94,12 @@ class Scheduler:
 
     def _admit(self) -> list[tuple[int, int]]:
         copies: list[tuple[int, int]] = []
-        while self.waiting and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
+        for request in tuple(self.waiting):
+            if len(self.running) == self.config.max_num_seqs:
+                break
             sibling = self._sibling(request)
             if sibling is not None and sibling.num_computed < sibling.num_prompt - 1:
-                break  # the prompt is being computed: share it when it is done
+                continue  # its prompt is being computed: it will share that when it is done
             shared = 0 if sibling is None else request.num_prompt - 1
             full_pages = shared // self.config.page_size
             needed = self.config.pages_for(request.worst_case_slots) - full_pages
@@ -111,12 +112,13 @@ class Scheduler:
                     copies.append((sibling.pages[full_pages], pages[0]))
                 pages = sibling.pages[:full_pages] + pages
             request.admit(pages, shared)
-            self.running.append(self.waiting.popleft())
+            self.waiting.remove(request)
+            self.running.append(request)
         return copies
 
     def _sibling(self, request: Request) -> Request | None:
         """A running completion of the same prompt, whose keys and values can be shared."""
-        if request.params.n == 1 or request.params.prompt_logprobs is not None:
+        if request.params.n == 1:
             return None
         for other in self.running:
             if other.group == request.group:
@@ -137,7 +139,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if pages or requests contradict each other."""
+        """Raise IntegrityError or RuntimeError if pages or requests contradict each other."""
         self.pool.check_integrity()
         for request in (*self.waiting, *self.running):
             request.check_integrity(self.config.page_size)
@@ -146,12 +148,12 @@ class Scheduler:
             for page in request.pages:
                 held[page] = held.get(page, 0) + 1
         if len(held) != self.pool.num_used:
-            raise RuntimeError(
+            raise IntegrityError(
                 f"{self.pool.num_used} pages in use, running requests hold {len(held)}"
             )
         for page, holders in held.items():
             if self.pool.references(page) != holders:
-                raise RuntimeError(
+                raise IntegrityError(
                     f"page {page} is counted {self.pool.references(page)} times, "
                     f"held {holders} times"
                 )

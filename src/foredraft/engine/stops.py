@@ -43,10 +43,13 @@ def check_stop(
     length on the same token. Stop strings and stop ids count only from `min_tokens` on.
     """
     if num_output >= rules.min_tokens:
-        if token in rules.stop_token_ids:
-            return Stop("stop", token)
+        # The text of a stop token is shown only where stop strings are.
+        hides = num_new_chars > 0 and not rules.include_stop_string
+        before = len(text) - num_new_chars if hides else None
         if token in rules.eos_token_ids:
-            return Stop("stop")
+            return Stop("stop", text_end=before)
+        if token in rules.stop_token_ids:
+            return Stop("stop", token, before)
         if rules.stop_strings and num_new_chars:
             found = find_stop_string(rules.stop_strings, text, num_new_chars)
             if found is not None:

@@ -7,10 +7,14 @@ and no drafter.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from numbers import Integral
+from operator import index as as_int
+from typing import Any
 
 from foredraft.core.coins import mix
-from foredraft.core.errors import InvalidRequest
+from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import Sampler, SamplingParams
 from foredraft.engine.config import SpeculativeConfig
 from foredraft.engine.outputs import RequestOutput
@@ -59,20 +63,24 @@ class RequestFactory:
         self._loaded = loaded
         self._max_model_len = max_model_len
         self._speculative = speculative
-        self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+        if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
+            raise ConfigError(f"seed must be an integer or None, got {seed!r}")
+        self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else int(seed)
         self._num_requests = 0
 
     def make(self, prompt: Prompt, params: SamplingParams) -> Group:
         """Requests for one prompt, not queued yet. Raises InvalidRequest."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest(f"sampling parameters must be SamplingParams, got {params!r}")
         loaded = self._loaded
         if isinstance(prompt, str):
             text, token_ids = prompt, loaded.tokenizer.encode_prompt(prompt)
         else:
-            text, token_ids = None, list(prompt)
+            text, token_ids = None, _as_ids(prompt)
         self._check_prompt(token_ids)
         number = self._num_requests
         self._num_requests += 1
-        seed = mix(self._seed, number + 1) if params.seed is None else params.seed
+        seed = mix(self._seed, number + 1) if params.seed is None else int(params.seed)
         rules = self._stop_rules(params, len(token_ids))
         sampler = Sampler(
             params,
@@ -86,7 +94,7 @@ class RequestFactory:
             Request(
                 group_id if params.n == 1 else f"{group_id}-{index}",
                 token_ids,
-                params,
+                params if index == 0 else replace(params, prompt_logprobs=None),
                 group=group_id,
                 index=index,
                 sampler=sampler,
@@ -104,7 +112,7 @@ class RequestFactory:
         return StopRules(
             eos_token_ids=frozenset(() if params.ignore_eos else self._loaded.eos_ids),
             stop_token_ids=frozenset(params.stop_token_ids or ()),
-            stop_strings=_as_strings(params.stop),
+            stop_strings=params.stop_strings,
             include_stop_string=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
@@ -124,13 +132,33 @@ class RequestFactory:
             )
         vocab_size = self._loaded.config.vocab_size
         for token in token_ids:
-            if type(token) is not int or not 0 <= token < vocab_size:
+            if not 0 <= token < vocab_size:
                 raise InvalidRequest(
-                    f"prompt token {token!r} is not an id in 0..{vocab_size - 1} of this model"
+                    f"prompt token {token} is not an id in 0..{vocab_size - 1} of this model"
                 )
 
 
-def _as_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def as_prompts(prompts: Any) -> list[Prompt]:
+    """One prompt or many, as a list of prompts. Raises InvalidRequest for what is neither."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"a prompt must be text or a list of token ids, got {prompts!r}")
+    many = list(prompts)
+    if many and not any(isinstance(one, str) or _holds_items(one) for one in many):
+        return [many]
+    return many
+
+
+def _holds_items(value: Any) -> bool:
+    """Whether this is a collection: a NumPy or torch scalar is iterable by type alone."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
+
+
+def _as_ids(prompt: Any) -> list[int]:
+    try:
+        return [as_int(token) for token in prompt]
+    except TypeError as error:
+        raise InvalidRequest(
+            f"a prompt must be text or a list of token ids, got {prompt!r}"
+        ) from error

@@ -1,0 +1,156 @@
+"""Asking the drafter, and judging what it gives before the target's pass.
+
+Knows the contract of `Drafter` and holds every drafter to it in one place; knows neither logits nor
+any particular drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import index
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from foredraft.core.trees import Topology, topology
+from foredraft.drafters.interface import Draft, Drafter, DraftRequest
+from foredraft.engine.request import Request
+from foredraft.engine.scheduler import Scheduled
+
+# A law in float32 over a large vocabulary adds up to 1 within about this much.
+LAW_TOLERANCE = 1e-3
+
+
+class DrafterError(RuntimeError):
+    """A drafter broke its contract; nothing of the step was committed."""
+
+
+class TokenView(Sequence[int]):
+    """The first `length` of a request's tokens, without a copy; slices are lists."""
+
+    __slots__ = ("_length", "_tokens")
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+        self._length = len(tokens)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if isinstance(at, slice):
+            return [self._tokens[i] for i in range(*at.indices(self._length))]
+        if not -self._length <= at < self._length:
+            raise IndexError(f"token {at} of {self._length}")
+        return self._tokens[at if at >= 0 else self._length + at]
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._tokens, self._length)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedDraft:
+    """A draft that the engine can verify, in plain values."""
+
+    tokens: tuple[int, ...]
+    tree: Topology
+    probs: Tensor | None
+
+
+NO_DRAFT = CheckedDraft((), topology(()), None)
+
+
+def ask(
+    drafter: Drafter | None, rows: Sequence[Scheduled], vocab_size: int
+) -> dict[str, CheckedDraft]:
+    """Drafts by request id, for the rows that may have one.
+
+    Raises DrafterError for anything that is not one well-formed draft per request.
+    """
+    wanted = [row for row in rows if row.max_nodes]
+    if not wanted or drafter is None:
+        return {}
+    drafts: Any = drafter.propose([_view(row) for row in wanted])
+    if not isinstance(drafts, Sequence) or len(drafts) != len(wanted):
+        given = f"{len(drafts)} drafts" if isinstance(drafts, Sequence) else f"{drafts!r}"
+        raise DrafterError(f"the drafter gave {given} for {len(wanted)} requests")
+    return {
+        row.request.id: _check(draft, row, drafter, vocab_size)
+        for row, draft in zip(wanted, drafts, strict=True)
+    }
+
+
+def _view(row: Scheduled) -> DraftRequest:
+    request = row.request
+    return DraftRequest(
+        id=request.id,
+        tokens=TokenView(request.tokens),
+        num_prompt_tokens=request.num_prompt,
+        max_nodes=row.max_nodes,
+        sampling=request.params,
+        seed=request.seed,
+        coupled=request.coupled,
+    )
+
+
+def _check(draft: Any, row: Scheduled, drafter: Drafter, vocab_size: int) -> CheckedDraft:
+    if not isinstance(draft, Draft):
+        raise DrafterError(f"the drafter gave {draft!r}, which is no Draft")
+    tokens, parents = _ids("tokens", draft.tokens), _ids("parents", draft.parents)
+    if len(tokens) != len(parents):
+        raise DrafterError(f"a draft of {len(tokens)} tokens has {len(parents)} parents")
+    if len(tokens) > row.max_nodes:
+        raise DrafterError(f"a draft has {len(tokens)} nodes, {row.max_nodes} were asked for")
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise DrafterError(f"draft token {token} is outside the vocabulary 0..{vocab_size - 1}")
+    try:
+        tree = topology(parents)
+    except ValueError as error:
+        raise DrafterError(f"a draft is no tree: {error}") from error
+    if not (tree.is_chain or drafter.capabilities.tree):
+        raise DrafterError("a draft has siblings, but the drafter's capabilities say tree=False")
+    if draft.probs is not None:
+        _check_law(draft.probs, tokens, tree, row.request, drafter, vocab_size)
+    return CheckedDraft(tokens, tree, draft.probs)
+
+
+def _ids(name: str, values: Any) -> tuple[int, ...]:
+    try:
+        return tuple(index(value) for value in values)
+    except TypeError as error:
+        raise DrafterError(f"draft {name} must be integers, got {values!r}") from error
+
+
+def _check_law(
+    probs: Any,
+    tokens: tuple[int, ...],
+    tree: Topology,
+    request: Request,
+    drafter: Drafter,
+    vocab_size: int,
+) -> None:
+    """Whether `probs` can be the law that `tokens` were drawn from, where a rule reads it."""
+    if drafter.capabilities.deterministic:
+        raise DrafterError("a draft has probs, but the drafter's capabilities say deterministic")
+    shape = (len(tokens), vocab_size)
+    if not isinstance(probs, Tensor) or tuple(probs.shape) != shape:
+        given = f"shape {tuple(probs.shape)}" if isinstance(probs, Tensor) else repr(probs)
+        raise DrafterError(f"draft probs must be a tensor of shape {shape}, got {given}")
+    if request.sampler.greedy or request.coupled or not tokens:
+        return  # verified by the target's own tokens: no law is read
+    if not tree.is_chain:
+        raise DrafterError("a sampled draft must be a chain: there is no rule for sampled siblings")
+    totals = probs.sum(dim=1, dtype=torch.float64)
+    if not (bool((probs >= 0).all()) and bool(((totals - 1).abs() <= LAW_TOLERANCE).all())):
+        raise DrafterError("draft probs are no law: rows must be 0 or more and add up to 1")
+    drawn = probs[range(len(tokens)), list(tokens)]
+    if not bool((drawn > 0).all()):
+        raise DrafterError(f"draft probs give a drawn token probability 0: {drawn.tolist()}")
