@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.peers import run_peer
 from foredraft.bench.provenance import provenance, usable_cores
@@ -22,6 +23,9 @@ from foredraft.engine.llm import LLM
 from foredraft.engine.outputs import RequestMetrics, RequestOutput
 from foredraft.models.load import LoadedModel
 from foredraft.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from foredraft.bench.kernels import Memory
 
 WARM_UP_TOKENS = 8
 Progress = Callable[[str, int, int], None]  # what, done, of
@@ -70,21 +74,34 @@ def sample_of(output: RequestOutput) -> Sample:
     )
 
 
-def bandwidth_limit(loaded: LoadedModel) -> float | None:
-    """Tokens per second if a token cost no more than reading its weights once, measured here.
+class BandwidthLimit:
+    """Tokens per second if a token cost no more than reading its weights once.
 
+    Read between the prompts, since a shared machine's memory is slower and faster by the minute.
     None without the native kernels, whose threads do the reading.
     """
-    if loaded.model.kernels.name != "native":
-        return None
-    from foredraft.bench.kernels import read_bandwidth_gb_s
-    from foredraft.kernels.native import NativeKernels
 
-    config = loaded.config
-    read = loaded.weight_bytes
-    if not config.tie_word_embeddings:  # of an embedding that is no head, one row is read
-        read -= config.vocab_size * config.hidden_size * loaded.dtype.itemsize
-    return read_bandwidth_gb_s(NativeKernels(loaded.num_threads)) * 1e9 / read
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._memory: Memory | None = None
+        self._seconds: list[float] = []
+        if loaded.model.kernels.name == "native":
+            from foredraft.bench.kernels import Memory
+            from foredraft.kernels.native import NativeKernels
+
+            self._memory = Memory(NativeKernels(loaded.num_threads))
+        config = loaded.config
+        self._bytes = loaded.weight_bytes
+        if not config.tie_word_embeddings:  # of an embedding that is no head, one row is read
+            self._bytes -= config.vocab_size * config.hidden_size * loaded.dtype.itemsize
+
+    def measure(self) -> None:
+        """Read memory once."""
+        if self._memory is not None:
+            self._seconds.append(self._memory.seconds_per_byte())
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return 1 / (median(self._seconds) * self._bytes) if self._seconds else None
 
 
 def bench_decode(
@@ -96,7 +113,8 @@ def bench_decode(
     """
     prompts = {item.id: first_turn_ids(loaded.tokenizer, item) for item in items}
     tasks = {item.id: item.task for item in items}
-    runs = _measure(loaded, prompts, settings, progress)
+    limit = BandwidthLimit(loaded)
+    runs = _measure(loaded, prompts, settings, limit, progress)
     plain = runs[0]
     runs.extend(_peer_runs(loaded, prompts, settings, progress))
     summaries = [summarise(run, plain, tasks) for run in runs]
@@ -109,7 +127,7 @@ def bench_decode(
         "max_tokens": settings.max_tokens,
         "repeats": settings.repeats,
         "prompts": len(items),
-        "bandwidth_limit_tokens_per_second": bandwidth_limit(loaded),
+        "bandwidth_limit_tokens_per_second": limit.tokens_per_second,
         "runs": summaries,
         "peers": {name: _best(summaries, name) for name in settings.peers},
     }
@@ -133,6 +151,7 @@ def _measure(
     loaded: LoadedModel,
     prompts: Mapping[str, Sequence[int]],
     settings: DecodeSettings,
+    limit: BandwidthLimit,
     progress: Progress,
 ) -> list[Run]:
     configs: list[Mapping[str, Any] | None] = [None, *settings.configs]
@@ -149,6 +168,7 @@ def _measure(
     total, done = len(prompts) * settings.repeats, 0
     for repeat in range(settings.repeats):
         for number, (prompt_id, ids) in enumerate(prompts.items()):
+            limit.measure()
             forward = (repeat + number) % 2 == 0
             for engine, run in pairs if forward else reversed(pairs):
                 try:

@@ -56,7 +56,7 @@ class KernelSettings:
 def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any]:
     """Measure and summarise; the form is DESIGN's section 8 with provenance and a summary."""
     kernels = NativeKernels(settings.num_threads)
-    bandwidth = read_bandwidth_gb_s(kernels, settings.rounds)
+    memory = Memory(kernels)
     linear: list[dict[str, Any]] = []
     forward: list[dict[str, Any]] = []
     verify: list[dict[str, Any]] = []
@@ -65,10 +65,11 @@ def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any
         shapes = linear_shapes(loaded.config)
         for done, shape in enumerate(shapes):
             progress(f"linear {format_name}", done, len(shapes))
-            linear += _LinearBench(kernels, format_name, shape, settings).entries()
+            linear += _LinearBench(kernels, memory, format_name, shape, settings).entries()
         progress(f"linear {format_name}", len(shapes), len(shapes))
         forward += bench_forward(loaded, settings.rounds, progress)
     verify += bench_verify(kernels.row_math, loaded.config.vocab_size, settings.rounds, progress)
+    bandwidth = median(entry["read_bandwidth_gb_s"] for entry in linear)
     return {
         **provenance(),
         "instruction_set": kernels.instruction_set,
@@ -77,19 +78,32 @@ def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any
         "linear": linear,
         "forward": forward,
         "verify": verify,
-        "summary": summarise(bandwidth, linear, forward),
+        "summary": summarise(linear, forward),
     }
 
 
-def read_bandwidth_gb_s(kernels: NativeKernels, rounds: int = 15) -> float:
-    """GB/s (10^9 bytes) of reading weights that are in no cache, all threads of `kernels` together.
+class Memory:
+    """Reads weights that are in no cache, with all threads of `kernels` together."""
 
-    The median over `rounds`; machines with shared memory read more or less from second to second.
+    def __init__(self, kernels: NativeKernels) -> None:
+        self._kernels = kernels
+        self._packed = kernels.pack(torch.ones(BANDWIDTH_BYTES // 4096, 1024))
+        kernels.read_memory(self._packed)
+
+    def seconds_per_byte(self) -> float:
+        """One reading of all of it."""
+        seconds = _seconds(lambda: self._kernels.read_memory(self._packed))
+        return seconds / self._packed.num_bytes
+
+
+def read_bandwidth_gb_s(kernels: NativeKernels, rounds: int = 15) -> float:
+    """GB/s (10^9 bytes), the median over `rounds`.
+
+    Machines that share memory read more or less from second to second, so what is compared with it
+    should be measured in the same seconds.
     """
-    packed = kernels.pack(torch.ones(BANDWIDTH_BYTES // 4096, 1024))
-    kernels.read_memory(packed)
-    seconds = [_seconds(lambda: kernels.read_memory(packed)) for _ in range(rounds)]
-    return packed.num_bytes / median(seconds) / 1e9
+    memory = Memory(kernels)
+    return 1e-9 / median(memory.seconds_per_byte() for _ in range(rounds))
 
 
 def working_set_bytes() -> int:
@@ -120,11 +134,13 @@ class _LinearBench:
     def __init__(
         self,
         kernels: NativeKernels,
+        memory: Memory,
         format_name: str,
         shape: tuple[int, int],
         settings: KernelSettings,
     ) -> None:
         self._kernels, self._format, self._shape = kernels, format_name, shape
+        self._memory = memory
         self._rounds = settings.rounds
         n, k = shape
         self._bytes = n * k * FORMATS[format_name].itemsize
@@ -140,17 +156,25 @@ class _LinearBench:
     def entries(self) -> list[dict[str, Any]]:
         ours: dict[int, list[float]] = {rows: [] for rows in self._inputs}
         theirs: dict[int, list[float]] = {rows: [] for rows in self._inputs}
+        reading: list[float] = []
         with _torch_threads(self._kernels.num_threads):
             for done in range(self._rounds):
                 # The order turns from round to round: the first one finds the threads asleep.
                 turn = done % len(self._inputs)
                 order = [*self._inputs][turn:] + [*self._inputs][:turn]
+                reading.append(self._memory.seconds_per_byte())
                 for rows in order:
                     ours[rows].append(self._ours(rows))
+                reading.append(self._memory.seconds_per_byte())
                 for rows in order:
                     theirs[rows].append(self._theirs(rows))
                 time.sleep(TORCH_REST_SECONDS)
-        return [self._entry(rows, median(ours[rows]), median(theirs[rows])) for rows in ours]
+        bandwidth = round(1e-9 / median(reading), 2)
+        return [
+            self._entry(rows, median(ours[rows]), median(theirs[rows]))
+            | {"read_bandwidth_gb_s": bandwidth}
+            for rows in ours
+        ]
 
     def _ours(self, rows: int) -> float:
         x, linear = self._inputs[rows], self._kernels.linear
@@ -294,7 +318,7 @@ def _rules(row_math: RowMath, logits: Tensor) -> Mapping[str, Callable[[], objec
 
 
 def summarise(
-    bandwidth: float, linear: Sequence[Mapping[str, Any]], forward: Sequence[Mapping[str, Any]]
+    linear: Sequence[Mapping[str, Any]], forward: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The ratios that the figures are judged by; a list holds one number a shape, in order."""
     summary: dict[str, Any] = {}
@@ -305,7 +329,7 @@ def summarise(
         )
         torch_many = _of_rows(linear, "float32", PREFILL_ROWS)
         summary[name] = {
-            "one_row_share_of_bandwidth": [round(e["gb_s"] / bandwidth, 3) for e in one],
+            "one_row_share_of_bandwidth": _ratios(one, one, "gb_s", "read_bandwidth_gb_s"),
             "four_rows_over_one": _ratios(four, one, "us", "us"),
             "four_rows_speed_over_faster_torch": [
                 round(min(b["torch_us"], f["torch_us"]) / e["us"], 2)
