@@ -43,6 +43,7 @@ KERNELS = {
     "threads": 2,
     "linear": [
         {"format": "bfloat16", "shape": [576, 1536], "rows": rows, "us": us, "gb_s": 18.0,
+         "read_bandwidth_gb_s": 20.0,
          "torch_us": 300.0}
         for rows, us in ((1, 100.0), (2, 110.0), (4, 125.0), (256, 9000.0))
     ],

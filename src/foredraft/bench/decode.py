@@ -49,6 +49,26 @@ def first_turn_ids(tokenizer: Tokenizer, item: Item) -> list[int]:
     return tokenizer.apply_chat_template([{"role": "user", "content": item.turns[0]}])
 
 
+def prompt_ids(
+    loaded: LoadedModel, items: Sequence[Item], max_model_len: int | None
+) -> dict[str, list[int]]:
+    """Token ids of every item's prompt, by its id.
+
+    Raises InvalidRequest for one that leaves no room for an answer, naming its line and id: before
+    anything is measured.
+    """
+    limit = max_model_len or loaded.config.max_position_embeddings
+    prompts: dict[str, list[int]] = {}
+    for item in items:
+        prompts[item.id] = ids = first_turn_ids(loaded.tokenizer, item)
+        if len(ids) >= limit:
+            raise InvalidRequest(
+                f"workload line {item.line}, prompt {item.id!r}: {len(ids)} tokens, the context "
+                f"holds {limit} with at least one for the answer"
+            )
+    return prompts
+
+
 def label_of(config: Mapping[str, Any] | None) -> str:
     """A short name for a configuration: `plain`, `ngram num_speculative_tokens=4`."""
     if config is None:
@@ -109,9 +129,9 @@ def bench_decode(
 ) -> dict[str, Any]:
     """Measure and summarise; the form is DESIGN's section 8 with provenance beside it.
 
-    Raises InvalidRequest for a prompt that does not fit, naming its id.
+    Raises InvalidRequest for a prompt that does not fit, naming its line and id.
     """
-    prompts = {item.id: first_turn_ids(loaded.tokenizer, item) for item in items}
+    prompts = prompt_ids(loaded, items, settings.engine.get("max_model_len"))
     tasks = {item.id: item.task for item in items}
     limit = BandwidthLimit(loaded)
     runs = _measure(loaded, prompts, settings, limit, progress)
