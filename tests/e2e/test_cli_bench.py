@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console, RenderableType
 
 from foredraft.cli.main import main
+from foredraft.cli.tables import decode_table, identity_table
 
 
 @pytest.fixture
@@ -69,6 +72,97 @@ def test_decode_prints_a_table_and_can_be_limited(
     assert "auto" in table
     assert "edit" in table
     assert "chat" not in table
+
+
+def test_an_output_that_cannot_be_written_is_known_before_measuring(
+    tiny: Path, workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("foredraft.cli.options.RuntimeOptions.load", None)  # never reached
+    (tmp_path / "file").write_text("")
+    for command in ("decode", "identity"):
+        arguments = ["bench", command, str(tiny), "--workload", str(workload), "--output"]
+        for place in (tmp_path, tmp_path / "file" / "x.json"):
+            assert main([*arguments, str(place)]) == 2
+            assert f"cannot write --output {str(place)!r}" in capsys.readouterr().err
+
+
+def test_the_check_leaves_no_file_and_harms_none(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, absent = tmp_path / "kept.json", tmp_path / "new" / "absent.json"
+    kept.write_text("{}")
+    arguments = ["bench", "decode", str(tiny), "--workload", str(tmp_path / "none")]
+    for place in (kept, absent):
+        assert main([*arguments, "--output", str(place)]) == 2
+        assert "cannot read workload" in capsys.readouterr().err
+    assert kept.read_text() == "{}"
+    assert not absent.exists()
+
+
+def test_a_result_that_cannot_be_written_after_all_is_printed(
+    tiny: Path, workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "decode", str(tiny), "--workload", str(workload), "--max-tokens", "8"]
+    assert main([*arguments, "--limit-per-task", "1", "--output", "/dev/full"]) == 2
+    written = capsys.readouterr()
+    assert json.loads(written.out)["kind"] == "decode"
+    assert "the result is on stdout" in written.err
+
+
+def _shown(table: RenderableType, width: int) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(table)
+    return stream.getvalue()
+
+
+def _run(label: str) -> dict[str, Any]:
+    tasks = ("chat", "code", "math", "edit", "extract")
+    return {
+        "label": label, "tokens_per_second": 1234.5, "speedup": 12.25,
+        "mean_acceptance_length": 3.75, "mean_step_cost": 1.5, "identical_to_plain": True,
+        "per_task": {task: {"speedup": 10.5 + number} for number, task in enumerate(tasks)},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_width_cuts_a_figure_or_a_word(width: int) -> None:
+    runs = [_run("plain"), _run("ngram num_speculative_tokens=4")]
+    decoding = {
+        "model": "smollm2-135m", "dtype": "bfloat16", "prompts": 161, "runs": runs,
+        "bandwidth_limit_tokens_per_second": 141.5,
+    }  # fmt: skip
+    shown = _shown(decode_table(decoding), width)
+    assert all(len(line) <= width for line in shown.splitlines())
+    for words in ("1234.5", "12.25x", "3.75", "14.50x", "num_speculative_tokens=4", "141.5"):
+        assert words in shown
+    assert "…" not in shown
+    check = {"name": "greedy, n-gram speculation, prompt chunks of 64", "prompts": 161}
+    check |= {"tokens": 20_000, "compared_logits": True, "passed": True, "mismatch": None}
+    checks = {"model": "m", "dtype": "d", "kernels": "native", "checks": [check]}
+    shown = _shown(identity_table(checks), width)
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert all(words in shown for words in ("speculation,", "20000", "identical"))
+
+
+@pytest.mark.parametrize("width", ["40", "80"])
+def test_info_breaks_no_word_of_a_key(
+    width: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["info", str(tiny)]) == 0
+    shown = capsys.readouterr().out
+    assert all(len(line) <= int(width) for line in shown.splitlines())
+    assert "longest requests at once" in shown
+
+
+@pytest.mark.parametrize("command", [["generate"], ["chat"], ["bench", "decode"], ["info"]])
+def test_help_cuts_no_option_at_80_columns(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command, "--help"]) == 0
+    assert "…" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

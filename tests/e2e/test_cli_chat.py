@@ -92,12 +92,27 @@ def test_a_refused_message_is_forgotten(tiny: Path) -> None:
     conversation = Conversation(LLM(tiny), SamplingParams(temperature=0, max_tokens=4), "be brief")
     conversation.answer("hello")
     before = list(conversation.messages)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="/clear starts afresh"):
         conversation.answer("a" * 300)
+    with pytest.raises(UserError, match="not UTF-8"):
+        conversation.answer("\udcff")
     assert conversation.messages == before
     assert [each["role"] for each in before] == ["system", "user", "assistant"]
     conversation.clear()
     assert [each["role"] for each in conversation.messages] == ["system"]
+
+
+def test_only_a_conversation_is_told_to_start_afresh(tiny: Path) -> None:
+    from foredraft import LLM, SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    conversation = Conversation(LLM(tiny), params, None)
+    with pytest.raises(UserError, match="the message is too long") as caught:
+        conversation.answer("a" * 300)
+    assert "/clear" not in str(caught.value)
+    last_line = conversation.answer("hello")  # goes on until the context is full
+    assert last_line is not None
+    assert last_line.endswith("the context is full: /clear starts afresh")
 
 
 class Terminal:
@@ -139,6 +154,21 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tiny: Path) -> None:
     terminal.wait_for("> ")
     terminal.type("/dance\n")
     terminal.wait_for("/dance is not a command")
+    terminal.wait_for("> ")
+    terminal.type("/exit\n")
+    assert terminal.close() == 0
+
+
+def test_a_full_context_does_not_end_the_program(tiny: Path) -> None:
+    terminal = Terminal(tiny, "--max-tokens", "500", "--ignore-eos")
+    terminal.wait_for("> ")
+    terminal.type("hello\n")
+    terminal.wait_for("the context is full: /clear starts afresh")
+    terminal.type("more\n")
+    terminal.wait_for("the conversation is too long")
+    terminal.type("/clear\n")
+    terminal.type("hello\n")
+    terminal.wait_for("the context is full")
     terminal.wait_for("> ")
     terminal.type("/exit\n")
     assert terminal.close() == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +48,14 @@ def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--max-model-len", "999999"], "999999"),
         (["--unknown-option"], "--unknown-option"),
         (["--compare", "--n", "2"], "--n 2"),
+        (["--speculative-config", "[" * 50_000], "nested too deep"),
+        (["--speculative-config", "9" * 5_000], "too long a number"),
+        (["--speculative-config", "\udcff"], "--speculative-config is not UTF-8 text"),
+        (["--stop", "\udcff"], "--stop is not UTF-8 text"),
+        (["--threads", "99999999999"], "1<=x<=1024"),
+        (["--device", "meta"], "valid are cpu, cuda and cuda:N"),
+        (["--device", "cuda:x"], "valid are cpu, cuda and cuda:N"),
+        (["--logprobs", "3"], "--logprobs 3 needs --json"),
     ],
 )
 def test_a_mistake_in_an_option(
@@ -75,6 +83,41 @@ def test_prompts_that_cannot_be(
     assert "not UTF-8" in _fails(capsys, "generate", str(tiny), "--prompt-file", str(binary))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     assert "not UTF-8" in _fails(capsys, "generate", str(tiny))
+    assert "not UTF-8" in _fails(capsys, "generate", str(tiny), "\udcff\udcfeabc")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "no prompt" in _fails(capsys, "generate", str(tiny))
+
+
+def test_chat_takes_text_from_an_open_stdin(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bytes_given = io.TextIOWrapper(io.BytesIO(b"\xff\n"), errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", bytes_given)
+    assert "the message is not UTF-8 text" in _fails(capsys, "chat", str(tiny))
+    assert "--system is not" in _fails(capsys, "chat", str(tiny), "--system", "\udcff")
+    assert "--logprobs" in _fails(capsys, "chat", str(tiny), "--logprobs", "3")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "stdin is closed" in _fails(capsys, "chat", str(tiny))
+
+
+def test_info_without_a_model_refuses_what_it_would_ignore(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for option in ("--method=foo", "--device=foo", "--threads=1", "--no-speculation"):
+        message = _fails(capsys, "info", option)
+        assert option.partition("=")[0] in message
+        assert "MODEL" in message
+
+
+def test_an_error_that_quotes_a_file_stays_on_its_line_and_steers_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "\\u001b[2J\\n\\u202e\\u009bevil"}')
+    message = _fails(capsys, "info", str(tmp_path))
+    assert "evil" in message
+    assert not any(character in message for character in "\x1b\x9b\u202e")
+    message = _fails(capsys, "info", f"{tmp_path}/\x1b[31m\nabsent")
+    assert "\x1b" not in message
 
 
 def test_a_request_without_an_allowed_token(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +135,13 @@ def test_workloads_and_benchmarks(
     assert "line 2: field 'task'" in _fails(capsys, *decode, str(file))
     assert "cannot read" in _fails(capsys, *decode, str(tmp_path / "absent"))
     assert "'abacus'" in _fails(capsys, *decode, str(file), "--peer", "abacus")
+    file.write_text("[" * 50_000)
+    assert "line 1: nested too deep" in _fails(capsys, *decode, str(file))
+    long = {"id": "long", "task": "chat", "turns": ["a" * 300]}
+    file.write_text('{"id": "a", "task": "chat", "turns": ["hello"]}\n' + json.dumps(long))
+    for command in ("decode", "identity"):
+        message = _fails(capsys, "bench", command, str(tiny), "--workload", str(file))
+        assert "line 2, prompt 'long'" in message
     assert "--workload" in _fails(capsys, "bench", "decode", str(tiny))
 
 
@@ -127,16 +177,3 @@ def test_help_and_version_load_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("foredraft 0.")
-
-
-def test_a_closed_pipe_is_no_traceback(tiny: Path) -> None:
-    code = "import sys; from foredraft.cli.main import main; sys.exit(main())"
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-c", code, "generate", str(tiny), "hello", "--max-tokens", "8"],
-        stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    os.close(writer)
-    assert "Traceback" not in done.stderr
-    assert done.returncode != 0

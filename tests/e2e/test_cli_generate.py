@@ -46,15 +46,27 @@ def test_a_pipe_gets_the_text_alone(tiny: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_compare_states_speed_and_identity(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(tiny), *PROMPT, "--compare"]) == 0
+    long = [*PROMPT, "--max-tokens", "64"]
+    assert main(["generate", str(tiny), *long, "--compare"]) == 0
     summary = capsys.readouterr().err
     assert re.search(r"\d+\.\d\dx plain decoding \(\d+\.\d tokens/s\), identical tokens", summary)
-    result = _json(capsys, str(tiny), *PROMPT, "--compare")
+    result = _json(capsys, str(tiny), *long, "--compare")
     comparison = result["comparison"]
     assert comparison["identical"] is True
     assert comparison["speedup"] == pytest.approx(
         comparison["tokens_per_second"] / comparison["plain_tokens_per_second"]
     )
+
+
+def test_a_short_answer_is_not_compared_in_speed(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(tiny), *PROMPT, "--compare"]) == 0
+    summary = capsys.readouterr().err
+    assert re.search(
+        r"too short to compare the speed \(\d+ decoded, below 48\), identical", summary
+    )
+    assert _json(capsys, str(tiny), *PROMPT, "--compare")["comparison"]["speedup"] is None
 
 
 def test_sampling_without_a_seed_is_not_called_different(
@@ -91,13 +103,21 @@ def test_origins_and_metrics_agree(tiny: Path, capsys: pytest.CaptureFixture[str
 def test_several_completions_have_headings(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sampling = ["--n", "2", "--temperature", "1", "--seed", "3"]
     assert main(["generate", str(tiny), *PROMPT, *sampling]) == 0
-    written = capsys.readouterr().out
+    shown = capsys.readouterr()
+    written = shown.out
     assert "[1/2]\n" in written
     assert "[2/2]\n" in written
+    assert shown.err.startswith("2 completions · 80 tokens · ")
+    assert "tokens/s each" in shown.err
     result = _json(capsys, str(tiny), *PROMPT, *sampling)
     outputs = result["outputs"]
     assert outputs[0]["token_ids"] != outputs[1]["token_ids"]
     assert all(each["text"] in written for each in outputs)
+    speculation = [each["metrics"]["speculative_decoding"] for each in outputs]
+    drafted = sum(each["num_draft_tokens"] for each in speculation)
+    accepted = sum(each["num_accepted_draft_tokens"] for each in speculation)
+    rate = f"acceptance rate {accepted / drafted:.0%}" if drafted else "nothing drafted"
+    assert rate in shown.err
 
 
 def test_the_prompt_comes_from_argument_file_or_pipe(
@@ -166,6 +186,13 @@ def test_a_terminal_gets_colours_a_legend_and_one_summary_line(tiny: Path) -> No
     assert lines[-1].startswith("40 tokens · ")
     assert "\x1b[32m" in shown  # accepted tokens are green
     assert "\x1b[36m" in shown  # and the one after each full draft cyan
+
+
+def test_the_legend_explains_colours_that_are_there(tiny: Path) -> None:
+    command = [*FOREDRAFT, "generate", str(tiny), *PROMPT]
+    for more in (["--no-speculation"], ["--no-speculation", "--n", "2", "--temperature", "1"]):
+        assert "accepted draft" not in _on_terminal([*command, *more])
+    assert "accepted draft" in _on_terminal([*command, "--n", "2", "--seed", "1"])
 
 
 def test_no_color_is_respected(tiny: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from foredraft.testing.models import write_tiny_checkpoint
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
@@ -25,8 +27,9 @@ def _run(code: str, model: Path) -> dict[str, Any]:
     return names
 
 
-def test_the_readme_example_runs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = _run(_code("README.md").replace("max_tokens=128", "max_tokens=16"), tiny)
+def test_the_readme_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_tiny_checkpoint(tmp_path, max_positions=2048)
+    names = _run(_code("README.md").replace("max_tokens=256", "max_tokens=16"), model)
     assert (
         capsys.readouterr()
         .out.strip()

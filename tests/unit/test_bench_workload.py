@@ -27,6 +27,7 @@ def test_reads_items_in_order_and_skips_blank_lines(tmp_path: Path) -> None:
         Item("a", "chat", ("hello",)),
         Item("b", "chat", ("one", "two")),
     ]
+    assert [item.line for item in read_workload(path)] == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,10 @@ def test_reads_items_in_order_and_skips_blank_lines(tmp_path: Path) -> None:
         (_line(turns="hello"), "line 2: field 'turns'"),
         (_line(turns=[]), "line 2: field 'turns'"),
         (_line(turns=["x", 1]), r"line 2: field 'turns'\[1\]"),
+        (_line(turns=["x", "\udcff"]), r"line 2: field 'turns'\[1\]"),
+        (_line(id="\ud800"), "line 2: field 'id'"),
+        ("[" * 50_000, "line 2: nested too deep"),
+        ("9" * 5_000, "line 2: .*too long a number"),
     ],
 )
 def test_a_mistake_names_line_and_field(tmp_path: Path, line: str, words: str) -> None:

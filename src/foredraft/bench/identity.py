@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.bench.decode import first_turn_ids
+from foredraft.bench.decode import prompt_ids
 from foredraft.bench.provenance import provenance
 from foredraft.bench.workload import Item
 from foredraft.core.sampling import SamplingParams
@@ -129,14 +129,15 @@ def bench_identity(
 ) -> dict[str, Any]:
     """Compare every way of running with plain decoding alone; stop at the first mismatch.
 
-    `load` gives the model at a number of threads.
+    `load` gives the model at a number of threads. Raises InvalidRequest for a prompt that does not
+    fit, naming its line and id.
 
     Logits are compared on the native kernels; the reference kernels' matrix library is not
     batch-invariant.
     """
     loaded = load(settings.threads)
     compare_logits = loaded.model.kernels.name == "native"
-    prompts = {item.id: first_turn_ids(loaded.tokenizer, item) for item in items}
+    prompts = prompt_ids(loaded, items, settings.engine.get("max_model_len"))
     baselines: dict[float, dict[str, list[Committed]]] = {}
     results: list[CheckResult] = []
     for check in checks(settings.threads):

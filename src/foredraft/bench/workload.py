@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class Item:
     id: str
     task: str
     turns: tuple[str, ...]
+    line: int = field(default=0, compare=False)  # of the file it was read from
 
 
 def read_workload(path: Path) -> list[Item]:
@@ -34,14 +35,15 @@ def read_workload(path: Path) -> list[Item]:
         )  # not splitlines: JSON strings may hold U+2028
     except UnicodeDecodeError:
         raise UserError(f"workload {str(path)!r} is not UTF-8 text") from None
-    except OSError as error:
-        raise UserError(f"cannot read workload {str(path)!r}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"cannot read workload {str(path)!r}: {reason}") from None
     items: list[Item] = []
     uses: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        item = _parse(line, f"workload {str(path)!r}, line {number}")
+        item = replace(_parse(line, f"workload {str(path)!r}, line {number}"), line=number)
         uses[item.id] = uses.get(item.id, 0) + 1
         if uses[item.id] > 1:  # two prompts made from one source
             item = replace(item, id=f"{item.id}#{uses[item.id]}")
@@ -56,16 +58,29 @@ def _parse(line: str, where: str) -> Item:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
+        raise UserError(f"{where}: nested too deep, or holds too long a number") from None
     if not isinstance(value, dict):
         raise UserError(f"{where}: must be a JSON object, not {type(value).__name__}")
     return Item(_text(value, "id", where), _text(value, "task", where), _turns(value, where))
 
 
-def _text(value: dict[str, Any], field: str, where: str) -> str:
-    found = value.get(field)
-    if not isinstance(found, str) or not found:
-        raise UserError(f"{where}: field {field!r} must be a non-empty string, got {found!r}")
-    return found
+def _text(value: dict[str, Any], name: str, where: str) -> str:
+    found = value.get(name)
+    if not _is_text(found):
+        raise UserError(f"{where}: field {name!r} must be text that is not empty, got {found!r}")
+    return str(found)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether this is a string with something in it and without lone surrogates (`\\ud800`)."""
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _turns(value: dict[str, Any], where: str) -> tuple[str, ...]:
@@ -73,8 +88,8 @@ def _turns(value: dict[str, Any], where: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not found:
         raise UserError(f"{where}: field 'turns' must be a non-empty list, got {found!r}")
     for index, turn in enumerate(found):
-        if not isinstance(turn, str) or not turn:
-            raise UserError(f"{where}: field 'turns'[{index}] must be a non-empty string")
+        if not _is_text(turn):
+            raise UserError(f"{where}: field 'turns'[{index}] must be text that is not empty")
     return tuple(found)
 
 

@@ -17,12 +17,13 @@ from rich.console import RenderableType
 from typer import Option
 
 from foredraft.cli.console import message_console, output_console
+from foredraft.cli.option_groups import option_groups
 from foredraft.cli.options import (
+    MAX_THREADS,
     DtypeChoice,
     JsonFlag,
     ModelArgument,
     RuntimeOptions,
-    option_groups,
     parse_config,
 )
 from foredraft.cli.tables import decode_table, identity_table, kernels_table
@@ -35,16 +36,21 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 OutputOption = Annotated[
-    Path | None, Option("--output", help="Write the JSON result to this file.")
+    Path | None, Option("--output", help="Write the JSON result to this file.", metavar="FILE")
 ]
 WorkloadOption = Annotated[
-    Path, Option("--workload", help="JSON lines with id, task and turns.", show_default=False)
+    Path,
+    Option(
+        "--workload", help="JSON lines with id, task, turns.", metavar="FILE", show_default=False
+    ),
 ]
 TasksOption = Annotated[
-    list[str] | None, Option("--tasks", help="Only this task; may be repeated.")
+    list[str] | None, Option("--tasks", help="Only this task; may be repeated.", metavar="TASK")
 ]
-LimitOption = Annotated[int | None, Option(help="Prompts of each task at most.", min=1)]
-MaxTokensOption = Annotated[int, Option(help="Tokens to generate at most.", min=2)]
+LimitOption = Annotated[
+    int | None, Option(help="Prompts of each task at most.", metavar="N", min=1)
+]
+MaxTokensOption = Annotated[int, Option(help="Tokens to generate at most.", metavar="N", min=2)]
 Progress = Callable[[str, int, int], None]
 
 
@@ -54,13 +60,22 @@ def kernels(
         str, typer.Argument(metavar="MODEL", help="Its shapes and whole passes are measured.")
     ] = "smollm2-135m",
     threads: Annotated[
-        int | None, Option(help="Threads of the kernels. (default: all cores)", min=1)
+        int | None,
+        Option(
+            help="Threads of the kernels. (default: all cores)",
+            metavar="N",
+            min=1,
+            max=MAX_THREADS,
+        ),
     ] = None,
-    rounds: Annotated[int, Option(help="Rounds; each figure is their median.", min=1)] = 15,
+    rounds: Annotated[
+        int, Option(help="Rounds; each figure is their median.", metavar="N", min=1)
+    ] = 15,
     output: OutputOption = None,
     json_output: JsonFlag = False,
 ) -> None:
     """Time the native kernels: few rows against one, against memory and against torch."""
+    _check_output(output)
     from foredraft.kernels.catalog import native_available, native_status
 
     if not native_available():
@@ -82,14 +97,14 @@ def decode(
     workload: WorkloadOption,
     speculative_config: Annotated[
         list[str] | None,
-        Option(help='JSON; may be repeated. (default: {"method": "auto"})'),
+        Option(help='May be repeated. (default: {"method": "auto"})', metavar="JSON"),
     ] = None,
     peer: Annotated[
-        list[str] | None, Option(help="Also measure this engine (transformers).")
+        list[str] | None, Option(help="Also measure this engine (transformers).", metavar="NAME")
     ] = None,
     max_tokens: MaxTokensOption = 128,
     limit_per_task: LimitOption = None,
-    repeats: Annotated[int, Option(help="Times each prompt is run.", min=1)] = 1,
+    repeats: Annotated[int, Option(help="Times each prompt is run.", metavar="N", min=1)] = 1,
     tasks: TasksOption = None,
     output: OutputOption = None,
     json_output: JsonFlag = False,
@@ -100,6 +115,7 @@ def decode(
     configs = [parse_config(text) for text in speculative_config or ['{"method": "auto"}']]
     if None in configs:
         raise UserError("--speculative-config null: plain decoding is measured anyway")
+    _check_output(output)
     from foredraft.bench.peers import check_peer
     from foredraft.bench.workload import read_workload, select
 
@@ -138,6 +154,7 @@ def identity(
 
     Exit code 1 at the first difference.
     """
+    _check_output(output)
     from foredraft.bench.workload import read_workload, select
 
     items = select(read_workload(workload), tasks or (), limit_per_task)
@@ -164,17 +181,40 @@ def _deliver(
     json_output: bool,
     table: Callable[[Mapping[str, Any]], RenderableType],
 ) -> None:
+    """Write and show a result; one that can't be written goes to stdout whole, so it isn't lost."""
     text = json.dumps(result, indent=1)
+    failure: UserError | None = None
     if output is not None:
         try:
-            output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            raise UserError(f"cannot write --output {str(output)!r}: {error.strerror}") from None
-    if json_output:
+            reason = f"{error.strerror}; the result is on stdout"
+            failure = UserError(f"cannot write --output {str(output)!r}: {reason}")
+    if json_output or failure is not None:
         sys.stdout.write(text + "\n")
     else:
         output_console().print(table(result))
+    if failure is not None:
+        raise failure
+
+
+def _check_output(output: Path | None) -> None:
+    """Whether the result can be written, before an hour is spent on it. Changes no file.
+
+    Raises UserError.
+    """
+    if output is None:
+        return
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        existed = output.exists()
+        with output.open("a", encoding="utf-8"):
+            pass
+        if not existed:
+            output.unlink()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"cannot write --output {str(output)!r}: {reason}") from None
 
 
 @contextmanager

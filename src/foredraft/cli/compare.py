@@ -35,13 +35,17 @@ def compare_with_plain(
     return runs[0][1], Comparison(
         tokens_per_second=_rate([output for ours, output in runs if ours]),
         plain_tokens_per_second=_rate([output for ours, output in runs if not ours]),
+        num_tokens=min(_decoded(output) for _, output in runs),
         identical=len(set(ids)) == 1 if comparable else None,
     )
 
 
+def _decoded(output: RequestOutput) -> int:
+    """Tokens after the prompt's own pass."""
+    return output.metrics.num_generated_tokens - output.metrics.num_first_step_tokens
+
+
 def _rate(outputs: Sequence[RequestOutput]) -> float:
     """Tokens decoded after the prompt's own pass, over their seconds, of all runs together."""
-    metrics = [output.metrics for output in outputs]
-    seconds = sum(each.decode_seconds for each in metrics)
-    tokens = sum(each.num_generated_tokens - each.num_first_step_tokens for each in metrics)
-    return tokens / seconds if seconds > 0 else 0.0
+    seconds = sum(output.metrics.decode_seconds for output in outputs)
+    return sum(map(_decoded, outputs)) / seconds if seconds > 0 else 0.0

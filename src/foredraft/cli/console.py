@@ -42,6 +42,16 @@ def _escaped(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
+def one_line(text: str) -> str:
+    """`text` on one line that cannot steer a terminal, for messages that quote what files hold."""
+    return visible(" ".join(text.split()))
+
+
+def separator(console: Console) -> str:
+    """What stands between the figures of a line, in characters that the stream's encoding has."""
+    return " | " if console.options.ascii_only else " · "
+
+
 def output_console() -> Console:
     """stdout; rich decides on colour (a terminal, NO_COLOR, FORCE_COLOR, TERM)."""
     return Console(file=sys.stdout, highlight=False, markup=False, emoji=False)

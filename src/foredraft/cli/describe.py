@@ -9,11 +9,14 @@ import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.padding import Padding
 from rich.table import Table
 from typer import Argument
 
-from foredraft.cli.console import output_console
-from foredraft.cli.options import JsonFlag, RuntimeOptions, SpeculationOptions, option_groups
+from foredraft.cli.console import output_console, visible
+from foredraft.cli.option_groups import given_options, option_groups
+from foredraft.cli.options import JsonFlag, RuntimeOptions, SpeculationOptions
+from foredraft.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from foredraft import LLM
@@ -32,6 +35,9 @@ def describe(
 ) -> None:
     """Show the machine, versions, the kernels in use and why, a model's facts and memory plan."""
     config = speculation.config()
+    idle = [*given_options(speculation), *given_options(runtime)]
+    if model is None and idle:
+        raise ConfigError(f"{', '.join(idle)}: give a MODEL too, without one nothing is loaded")
     facts = _machine_facts()
     if model is not None:
         loaded = runtime.load(model)
@@ -107,15 +113,29 @@ def _speculation_cost(llm: LLM) -> dict[str, Any]:
     }
 
 
+KEY_WIDTH = 24  # the longest key, so that the sections line up
+NARROW = 60  # columns; below, two columns side by side would be a letter wide
+
+
 def _print(facts: dict[str, dict[str, Any]]) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    console = output_console()
     for section, values in facts.items():
-        for index, (key, value) in enumerate(values.items()):
-            table.add_row("" if index else section, key.replace("_", " "), _words(key, value))
-    output_console().print(table)
+        console.print(section, style="bold")
+        rows = [(key.replace("_", " "), _words(key, value)) for key, value in values.items()]
+        if console.width < NARROW:
+            for key, words in rows:
+                console.print(Padding(f"{key}: {words}", (0, 0, 0, 2), expand=False))
+        else:
+            console.print(Padding(_columns(rows), (0, 0, 0, 2), expand=False))
+
+
+def _columns(rows: list[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, min_width=KEY_WIDTH)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _words(key: str, value: Any) -> str:
@@ -125,4 +145,4 @@ def _words(key: str, value: Any) -> str:
         return f"{value / 2**20:,.1f} MiB"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return str(value)
+    return visible(str(value))

@@ -15,16 +15,16 @@ from rich.console import Console
 from typer import Argument, Option
 
 from foredraft.cli.compare import compare_with_plain
-from foredraft.cli.console import coloured, legend, message_console, output_console
+from foredraft.cli.console import coloured, legend, message_console, output_console, separator
+from foredraft.cli.option_groups import option_groups
 from foredraft.cli.options import (
     JsonFlag,
     ModelArgument,
     RuntimeOptions,
     SamplingOptions,
     SpeculationOptions,
-    option_groups,
-    read_text,
 )
+from foredraft.cli.prompt import read_prompt
 from foredraft.cli.stream import TokenWriter, write_stream
 from foredraft.cli.summary import Comparison, output_values, summary_line
 from foredraft.core.errors import ConfigError, UserError
@@ -45,7 +45,9 @@ def generate(
     prompt: Annotated[
         str | None, Argument(metavar="PROMPT", help="Read from stdin when left out and piped.")
     ] = None,
-    prompt_file: Annotated[Path | None, Option(help="Read the prompt from this file.")] = None,
+    prompt_file: Annotated[
+        Path | None, Option(help="Read the prompt from this file.", metavar="FILE")
+    ] = None,
     chat: Annotated[
         bool | None,
         Option(
@@ -54,7 +56,7 @@ def generate(
             "(default: --chat where the model has a template)",
         ),
     ] = None,
-    n: Annotated[int, Option("--n", help="Completions of the prompt.", min=1)] = 1,
+    n: Annotated[int, Option("--n", help="Completions of the prompt.", metavar="N", min=1)] = 1,
     compare: Annotated[
         bool, Option("--compare", help="Run plain decoding too: state speed and identity.")
     ] = False,
@@ -70,6 +72,10 @@ def generate(
         raise ConfigError("--compare needs speculation to compare with plain decoding")
     if compare and n > 1:
         raise ConfigError(f"--compare measures one completion, not --n {n}")
+    if params.logprobs is not None and not json_output:
+        raise ConfigError(
+            f"--logprobs {params.logprobs} needs --json: the text has no place for it"
+        )
     text = read_prompt(prompt, prompt_file)
     loaded = runtime.load(model)
     llm = runtime.llm(loaded, config)
@@ -93,7 +99,8 @@ def generate(
         console.file.write(ERASE_LINE if noted else "")
         # A pipe gets the text alone.
         last = console if console.is_terminal else message_console()
-        last.print(summary_line(output, comparison), style="bold", soft_wrap=True)
+        line = summary_line(output, comparison, separator(last))
+        last.print(line, style="bold", soft_wrap=True)
     for each in output.outputs:
         if each.error is not None:
             raise UserError(each.error)
@@ -129,45 +136,24 @@ def _show(console: Console, llm: LLM, ids: list[int], params: SamplingParams) ->
     from foredraft.engine.outputs import StreamDelta
     from foredraft.models.tokenizer import Detokenizer
 
-    if coloured(console):
-        console.print(legend())
     if params.n == 1:
+        if coloured(console) and llm.drafter is not None:
+            console.print(legend())
         writer = TokenWriter(console, Detokenizer(llm.tokenizer, params.skip_special_tokens))
         try:
             return write_stream(writer, llm.stream(ids, params))
         finally:
             writer.end_line()
     output = llm.generate([ids], params)[0]
+    origins = {str(origin.value) for each in output.outputs for origin in each.origins}
+    if coloured(console) and origins - {"plain"}:  # the legend of colours that are there
+        console.print(legend())
     for each in output.outputs:
         console.print(f"[{each.index + 1}/{params.n}]", style="dim")
         writer = TokenWriter(console, Detokenizer(llm.tokenizer, params.skip_special_tokens))
         writer.write(StreamDelta(each.text, each.token_ids, each.origins))
         writer.end_line()
     return output
-
-
-def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt from the argument, the file or a piped stdin, less one final newline."""
-    if prompt is not None and prompt_file is not None:
-        raise UserError("the prompt is given twice: as an argument and by --prompt-file")
-    if prompt is None:
-        if prompt_file is not None:
-            prompt = read_text(prompt_file, "--prompt-file")
-        elif sys.stdin.isatty():
-            raise UserError("no prompt: give it as an argument, by --prompt-file or on stdin")
-        else:
-            prompt = _read_stdin()
-        prompt = prompt.removesuffix("\n")
-    if not prompt:
-        raise UserError("the prompt is empty")
-    return prompt
-
-
-def _read_stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError:
-        raise UserError("the prompt on stdin is not UTF-8 text") from None
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str, chat: bool | None) -> list[int]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
 from foredraft.cli import bench, chat, describe, generate, pull
+from foredraft.cli.console import one_line
+from foredraft.cli.streams import CLOSED_PIPE, OutputError, guarded_streams
 from foredraft.core.errors import UserError
 
 USER_ERROR = 2
@@ -41,7 +44,7 @@ app.add_typer(bench.app, name="bench")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"foredraft {version('foredraft')}")
+        sys.stdout.write(f"foredraft {version('foredraft')}\n")
         raise typer.Exit
 
 
@@ -58,8 +61,17 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 2 and one line on stderr for a mistake of the user.
 
-    Any other exception is a fault of foredraft and is left to show itself.
+    A reader of stdout that left early is 141, without a word. Any other exception is a fault of
+    foredraft and is left to show itself.
     """
+    try:
+        with guarded_streams():
+            return _run(arguments)
+    except OutputError as error:
+        return CLOSED_PIPE if error.closed_pipe else _fail(str(error))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="foredraft", standalone_mode=False)
@@ -81,7 +93,8 @@ def _usage(error: Exception) -> int:
     """A mistake in the arguments; asking for a command group without a command shows its help."""
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stdout.write(f"{message}\n")
+        if message.strip():  # some releases of typer have printed the help themselves
+            sys.stdout.write(f"{message}\n")
         return 0
     context = getattr(error, "ctx", None)
     hint = f" (see {context.command_path} --help)" if context is not None else ""
@@ -89,6 +102,8 @@ def _usage(error: Exception) -> int:
 
 
 def _fail(message: str) -> int:
-    line = " ".join(message.split())
-    sys.stderr.write(f"foredraft: {line}\n")
+    """One line on stderr whatever the message holds: model files have a say in it."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"foredraft: {one_line(message)}\n")
     return USER_ERROR

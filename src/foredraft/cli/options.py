@@ -6,18 +6,16 @@ option is used.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+import re
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from foredraft.core.errors import ConfigError, InvalidRequest, UserError
+from foredraft.cli.prompt import check_text
+from foredraft.core.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from foredraft import LLM
@@ -33,6 +31,9 @@ ModelArgument = Annotated[
     ),
 ]
 JsonFlag = Annotated[bool, Option("--json", help="Print one JSON object to stdout instead.")]
+DEVICES = re.compile(r"cpu|cuda(:\d{1,3})?")
+MAX_THREADS = 1024  # far beyond any machine's cores; more would be a slip of the keyboard
+LONGEST_QUOTE = 60  # characters of an argument that an error repeats
 PANEL_SAMPLING = "Sampling"
 PANEL_SPECULATION = "Speculation"
 PANEL_RUNTIME = "Machine and model"
@@ -51,59 +52,66 @@ class DtypeChoice(StrEnum):
     FLOAT64 = "float64"
 
 
-def _sampling(*names: str, help: str) -> Any:  # noqa: A002 - the word typer uses
-    return Option(*names, help=help, rich_help_panel=PANEL_SAMPLING)
+def _sampling(words: str, *names: str, value: str | None = "N") -> Any:
+    """`value` stands for what is to be given; None for a flag."""
+    return Option(*names, help=words, metavar=value, rich_help_panel=PANEL_SAMPLING)
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Every field of `SamplingParams`, under its own name."""
+    """The fields of `SamplingParams`, under their own names where a flag reads well."""
 
-    max_tokens: Annotated[int, _sampling(help="Tokens to generate at most.")] = 256
-    min_tokens: Annotated[int, _sampling(help="No end of sequence before that many.")] = 0
-    temperature: Annotated[float, _sampling(help="0 is greedy.")] = 0.0
-    top_k: Annotated[int, _sampling(help="Keep the k most likely ids; 0 keeps all.")] = 0
-    top_p: Annotated[float, _sampling(help="Keep the smallest set of this mass.")] = 1.0
-    min_p: Annotated[float, _sampling(help="Drop ids below min_p times the best.")] = 0.0
-    repetition_penalty: Annotated[float, _sampling(help="1 is off.")] = 1.0
-    presence_penalty: Annotated[float, _sampling(help="0 is off.")] = 0.0
-    frequency_penalty: Annotated[float, _sampling(help="0 is off.")] = 0.0
+    max_tokens: Annotated[int, _sampling("Tokens to generate at most.")] = 256
+    min_tokens: Annotated[int, _sampling("No end of sequence before that many.")] = 0
+    temperature: Annotated[float, _sampling("0 is greedy.", value="X")] = 0.0
+    top_k: Annotated[int, _sampling("Keep the k most likely ids; 0 keeps all.")] = 0
+    top_p: Annotated[float, _sampling("Keep the smallest set of this mass.", value="X")] = 1.0
+    min_p: Annotated[float, _sampling("Drop ids below min_p times the best.", value="X")] = 0.0
+    repetition_penalty: Annotated[float, _sampling("1 is off.", value="X")] = 1.0
+    presence_penalty: Annotated[float, _sampling("0 is off.", value="X")] = 0.0
+    frequency_penalty: Annotated[float, _sampling("0 is off.", value="X")] = 0.0
     logit_bias: Annotated[
-        list[str] | None, _sampling(help="ID=BIAS, added to a token's logit; may be repeated.")
+        list[str] | None,
+        _sampling("Added to a token's logit; may be repeated.", value="ID=BIAS"),
     ] = None
     allowed_token_ids: Annotated[
-        list[int] | None, _sampling(help="Only these ids; may be repeated.")
+        list[int] | None, _sampling("Only these ids; may be repeated.", value="ID")
     ] = None
     banned_token_ids: Annotated[
-        list[int] | None, _sampling(help="Never these ids; may be repeated.")
+        list[int] | None, _sampling("Never these ids; may be repeated.", value="ID")
     ] = None
-    stop: Annotated[list[str] | None, _sampling(help="A stop string; may be repeated.")] = None
+    stop: Annotated[
+        list[str] | None, _sampling("A stop string; may be repeated.", value="TEXT")
+    ] = None
     stop_token_ids: Annotated[
-        list[int] | None, _sampling(help="A token id that stops; may be repeated.")
+        list[int] | None, _sampling("A token id that stops; may be repeated.", value="ID")
     ] = None
     ignore_eos: Annotated[
-        bool, _sampling("--ignore-eos", help="Go on after the end of sequence.")
+        bool, _sampling("Go on after the end of sequence.", "--ignore-eos", value=None)
     ] = False
     include_stop_str_in_output: Annotated[
-        bool, _sampling("--include-stop-str", help="Keep the stop string in the text.")
-    ] = False
-    skip_special_tokens: Annotated[
         bool,
-        _sampling("--skip-special-tokens/--keep-special-tokens", help="Special tokens in text."),
-    ] = True
+        _sampling("Keep the stop string in the text.", "--include-stop-str", value=None),
+    ] = False
+    keep_special_tokens: Annotated[
+        bool, _sampling("Show special tokens too.", "--keep-special-tokens", value=None)
+    ] = False
     logprobs: Annotated[
-        int | None, _sampling(help="Log-probabilities of this many alternatives (in --json).")
+        int | None, _sampling("Log-probabilities of this many alternatives (in --json).")
     ] = None
     seed: Annotated[
-        int | None, _sampling(help="The same seed gives the same text, speculation on or off.")
+        int | None, _sampling("The same seed gives the same text, speculation on or off.")
     ] = None
 
     def params(self, n: int = 1) -> SamplingParams:
         """The checked `SamplingParams`; raises InvalidRequest naming the field."""
         from foredraft.core.sampling import SamplingParams
 
+        for stop in self.stop or ():
+            check_text(stop, "--stop")
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values = {key: None if value == [] else value for key, value in values.items()}
+        values["skip_special_tokens"] = not values.pop("keep_special_tokens")
         values["logit_bias"] = _biases(self.logit_bias)
         return SamplingParams(n=n, **values)
 
@@ -123,8 +131,8 @@ def _biases(items: list[str] | None) -> dict[int, float] | None:
     return biases
 
 
-def _speculation(*names: str, help: str, **more: Any) -> Any:  # noqa: A002 - the word typer uses
-    return Option(*names, help=help, rich_help_panel=PANEL_SPECULATION, **more)
+def _speculation(*names: str, help: str, metavar: str | None = None) -> Any:  # noqa: A002 - typer's
+    return Option(*names, help=help, metavar=metavar, rich_help_panel=PANEL_SPECULATION)
 
 
 @dataclass(frozen=True)
@@ -132,13 +140,14 @@ class SpeculationOptions:
     """Which drafter, and how far ahead."""
 
     speculative_config: Annotated[
-        str | None, _speculation(help='JSON, for example \'{"method": "ngram"}\'; null is plain.')
+        str | None,
+        _speculation(help='Such as \'{"method": "ngram"}\'; null is plain.', metavar="JSON"),
     ] = None
     method: Annotated[
-        str | None, _speculation(help="Shorthand for the config's method. (default: auto)")
+        str | None, _speculation(help="The config's method. (default: auto)", metavar="NAME")
     ] = None
     num_speculative_tokens: Annotated[
-        int | None, _speculation(help="Shorthand for the config's draft length.")
+        int | None, _speculation(help="The config's draft length.", metavar="N")
     ] = None
     no_speculation: Annotated[
         bool, _speculation("--no-speculation", help="Plain decoding: one token a pass.")
@@ -171,39 +180,64 @@ class SpeculationOptions:
 
 def parse_config(text: str) -> dict[str, Any] | None:
     """A `--speculative-config` argument; raises ConfigError for anything but an object or null."""
+    check_text(text, "--speculative-config")
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"--speculative-config {text!r} is not JSON: {error.msg} at column {error.colno}; "
-            'an example is \'{"method": "ngram"}\''
+            f"--speculative-config {_quoted(text)} is not JSON: {error.msg} at column "
+            f'{error.colno}; an example is \'{{"method": "ngram"}}\''
+        ) from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
+        raise ConfigError(
+            f"--speculative-config {_quoted(text)} is nested too deep or holds too long a number"
         ) from None
     if config is not None and not isinstance(config, dict):
-        raise ConfigError(f"--speculative-config must be a JSON object or null, not {text}")
+        raise ConfigError(
+            f"--speculative-config must be a JSON object or null, not {_quoted(text)}"
+        )
     return config
 
 
-def _runtime(*names: str, help: str, **more: Any) -> Any:  # noqa: A002 - the word typer uses
-    return Option(*names, help=help, rich_help_panel=PANEL_RUNTIME, **more)
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}...")
+
+
+def _runtime(*names: str, help: str, metavar: str, **more: Any) -> Any:  # noqa: A002 - typer's
+    return Option(*names, help=help, metavar=metavar, rich_help_panel=PANEL_RUNTIME, **more)
 
 
 @dataclass(frozen=True)
 class RuntimeOptions:
     """Where and in which numbers the model runs."""
 
-    dtype: Annotated[DtypeChoice, _runtime(help="Of the weights.")] = DtypeChoice.AUTO
-    kv_dtype: Annotated[DtypeChoice, _runtime(help="Of the keys and values.")] = DtypeChoice.AUTO
-    device: Annotated[str, _runtime(help="A torch device.")] = "cpu"
-    kernels: Annotated[KernelChoice, _runtime(help="native needs a CPU.")] = KernelChoice.AUTO
+    dtype: Annotated[
+        DtypeChoice,
+        _runtime(help="Of the weights: auto, float32, bfloat16 or float64.", metavar="DTYPE"),
+    ] = DtypeChoice.AUTO
+    kv_dtype: Annotated[
+        DtypeChoice, _runtime(help="Of the keys and values, likewise.", metavar="DTYPE")
+    ] = DtypeChoice.AUTO
+    device: Annotated[str, _runtime(help="cpu, cuda or cuda:N.", metavar="DEVICE")] = "cpu"
+    kernels: Annotated[
+        KernelChoice,
+        _runtime(help="auto, reference, or native (needs a CPU).", metavar="NAME"),
+    ] = KernelChoice.AUTO
     threads: Annotated[
-        int | None, _runtime(help="Threads of the kernels. (default: all cores)", min=1)
-    ] = None
+        int | None,
+        _runtime(
+            help="Threads of the kernels. (default: all cores)",
+            metavar="N", min=1, max=MAX_THREADS,
+        ),
+    ] = None  # fmt: skip
     max_model_len: Annotated[
-        int | None, _runtime(help="Longest prompt and output together.", min=1)
+        int | None, _runtime(help="Longest prompt and output together.", metavar="N", min=1)
     ] = None
 
     def load(self, model: str) -> LoadedModel:
         """The model, fetched first where it is a built-in name; raises UserError."""
+        if not DEVICES.fullmatch(self.device):
+            raise ConfigError(f"--device {self.device!r}: valid are cpu, cuda and cuda:N")
         from foredraft.cli.download import fetch_once
         from foredraft.models.load import load_model
 
@@ -229,56 +263,3 @@ class RuntimeOptions:
     def engine_settings(self) -> dict[str, Any]:
         """What of these options an engine takes, beside the loaded model."""
         return {"kv_dtype": self.kv_dtype.value, "max_model_len": self.max_model_len}
-
-
-def read_text(path: Path, what: str) -> str:
-    """The text of a file that the user named; raises UserError with the path."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{what} {str(path)!r} is not UTF-8 text") from None
-    except OSError as error:
-        raise UserError(f"cannot read {what} {str(path)!r}: {error.strerror}") from None
-
-
-def option_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let parameters whose type is a group of options above appear as the group's single options.
-
-    The command keeps its short signature; typer sees one flat list of options.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    hints.pop("return", None)
-    defaults = inspect.signature(command).parameters
-    groups: dict[str, tuple[Any, list[str]]] = {}
-    flat: list[inspect.Parameter] = []
-    for name, hint in hints.items():
-        if is_dataclass(hint):
-            members = list(_parameters_of(hint))
-            groups[name] = (hint, [member.name for member in members])
-            flat.extend(members)
-        else:
-            flat.append(
-                defaults[name].replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
-            )
-
-    @functools.wraps(command)
-    def flattened(**given: Any) -> Any:
-        for name, (group, members) in groups.items():
-            given[name] = group(**{member: given.pop(member) for member in members})
-        return command(**given)
-
-    shown: Any = flattened
-    shown.__signature__ = inspect.Signature(flat)
-    shown.__annotations__ = {each.name: each.annotation for each in flat}
-    return flattened
-
-
-def _parameters_of(group: Any) -> Iterator[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    for each in fields(group):
-        yield inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=each.default,  # every option has one
-            annotation=hints[each.name],
-        )

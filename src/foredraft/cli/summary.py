@@ -5,11 +5,16 @@ Knows metrics and words; knows nothing of how they were measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foredraft.engine.outputs import RequestMetrics, RequestOutput
+
+
+# Fewer tokens than this are decoded in a few tens of passes, and a ratio of such times is noise.
+COMPARABLE_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,37 +23,53 @@ class Comparison:
 
     tokens_per_second: float
     plain_tokens_per_second: float
+    num_tokens: int  # that a run decoded after the prompt's own pass
     identical: bool | None  # None: sampled without a seed, so two runs need not agree
 
     @property
     def speedup(self) -> float | None:
         """None where an answer was too short to measure."""
-        if not self.plain_tokens_per_second or not self.tokens_per_second:
+        if self.num_tokens < COMPARABLE_TOKENS or not self.plain_tokens_per_second:
             return None
         return self.tokens_per_second / self.plain_tokens_per_second
 
 
-def summary_line(output: RequestOutput, comparison: Comparison | None = None) -> str:
-    """Tokens, tokens/s, acceptance, and the speed against plain decoding where it was measured."""
-    metrics = output.metrics
-    rate = comparison.tokens_per_second if comparison else metrics.decode_tokens_per_second
-    parts = [
-        f"{len(output.token_ids)} tokens",
-        f"{rate:.1f} tokens/s" if rate else "too short to time",
-    ]
+def summary_line(
+    output: RequestOutput, comparison: Comparison | None = None, separator: str = " · "
+) -> str:
+    """Tokens, tokens/s, acceptance, and the speed against plain decoding where it was measured.
+
+    Several completions count together; they share passes, so their speed is that of each.
+    """
+    metrics = [each.metrics for each in output.outputs if each.metrics is not None]
+    rate = comparison.tokens_per_second if comparison else _rate(metrics)
+    unit = "tokens/s" if len(output.outputs) == 1 else "tokens/s each"
+    parts = [f"{sum(len(one.token_ids) for one in output.outputs)} tokens"]
+    if len(output.outputs) > 1:
+        parts.insert(0, f"{len(output.outputs)} completions")
+    parts.append(f"{rate:.1f} {unit}" if rate else "too short to time")
     parts.extend(_acceptance(metrics))
     if comparison is not None:
         parts.append(_against_plain(comparison))
-    return " · ".join(parts)
+    return separator.join(parts)
 
 
-def _acceptance(metrics: RequestMetrics) -> list[str]:
-    speculation = metrics.speculative_decoding
-    if not speculation.num_draft_tokens:
+def _rate(metrics: Sequence[RequestMetrics]) -> float:
+    seconds = sum(each.decode_seconds for each in metrics)
+    tokens = sum(each.num_generated_tokens - each.num_first_step_tokens for each in metrics)
+    return tokens / seconds if seconds > 0 else 0.0
+
+
+def _acceptance(metrics: Sequence[RequestMetrics]) -> list[str]:
+    speculation = [each.speculative_decoding for each in metrics]
+    drafted = sum(each.num_draft_tokens for each in speculation)
+    if not drafted:
         return ["nothing drafted"]
+    accepted = sum(each.num_accepted_draft_tokens for each in speculation)
+    steps = sum(each.num_spec_steps for each in speculation)
     return [
-        f"mean acceptance length {speculation.mean_acceptance_length:.2f}",
-        f"acceptance rate {speculation.draft_acceptance_rate:.0%}",
+        f"mean acceptance length {1 + accepted / steps:.2f}",
+        f"acceptance rate {accepted / drafted:.0%}",
     ]
 
 
@@ -59,7 +80,8 @@ def _against_plain(comparison: Comparison) -> str:
         None: "tokens not compared (no seed)",
     }[comparison.identical]
     if comparison.speedup is None:
-        return f"too short to compare the speed, {words}"
+        short = f"{comparison.num_tokens} decoded, below {COMPARABLE_TOKENS}"
+        return f"too short to compare the speed ({short}), {words}"
     plain = f"{comparison.plain_tokens_per_second:.1f} tokens/s"
     return f"{comparison.speedup:.2f}x plain decoding ({plain}), {words}"
 
