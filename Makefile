@@ -23,10 +23,11 @@ RESULTS := benchmarks/results
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## Create .venv with torch, the compiled kernels and the developer tools
+setup: $(STAMP)  ## Create .venv with torch, the compiled kernels and the developer tools (a few minutes)
 
 $(STAMP): $(SOURCES)
-	@test -x $(BIN)/python || { \
+	@echo "Setting up foredraft: three steps, a few minutes the first time."
+	@test -x $(BIN)/python && echo "1/3 $(VENV) is there" || { \
 	  test -n "$(PYTHON)" || { echo "foredraft needs Python 3.11 or newer: install python3.11, python3.11-venv"; exit 1; }; \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "foredraft needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`"; exit 1; }; \
@@ -35,16 +36,21 @@ $(STAMP): $(SOURCES)
 	  command -v c++ >/dev/null || echo "no C++ compiler found: the slower reference kernels will run (apt-get install g++)"; \
 	  $(PYTHON) -c 'import os, sysconfig as s, sys; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' \
 	    || echo "no Python headers found: the slower reference kernels will run (apt-get install python3-dev)"; \
-	  echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing $(TORCH)"
+	  echo "1/3 creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "2/3 installing $(TORCH): the largest download, one to three minutes"
 	@$(PIP) $(TORCH)
-	@echo "building foredraft and installing the developer tools"
+	@echo "3/3 compiling the kernels, installing foredraft and the developer tools: about a minute"
 	@$(PIP) --editable '.[dev]'
 	@touch $(STAMP)
+	@echo "Done: $(FOREDRAFT) is ready."
 
-demo: setup  ## Generate with and without speculation: a chat prompt, then a copy-heavy one
-	$(FOREDRAFT) generate $(MODEL) --compare --max-tokens 128 --prompt-file examples/chat.txt
+demo: setup  ## Generate with and without speculation: an answer that copies, then free text
+	@echo
+	@echo "1/2 An answer that repeats most of its prompt: drafts are looked up there, expect a clear gain."
 	$(FOREDRAFT) generate $(MODEL) --compare --max-tokens 256 --prompt-file examples/edit.txt
+	@echo
+	@echo "2/2 Free text: there is little to look up, expect about the speed of plain decoding."
+	$(FOREDRAFT) generate $(MODEL) --compare --max-tokens 128 --prompt-file examples/chat.txt
 
 test: setup  ## Run the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 COLUMNS = 100
-PROMPTS = (("examples/chat.txt", "128"), ("examples/edit.txt", "256"))
+PROMPTS = (("examples/edit.txt", "256"), ("examples/chat.txt", "128"))
 
 
 def run(command: list[str]) -> str:
