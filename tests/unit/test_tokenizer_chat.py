@@ -216,11 +216,10 @@ def test_text_parts_are_joined() -> None:
         "{{ cycler.__init__.__globals__.os.system('true') }}",
         "{{ messages.append(1) }}",
         "{% for i in range(10**9) %}{% endfor %}",
-        "{{ 1 / 0 }}",
     ],
 )
 def test_templates_cannot_reach_out(template: str) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(ModelError):
         byte_tokenizer(template).apply_chat_template([{"role": "user", "content": "x"}])
 
 

@@ -6,25 +6,19 @@ the result always comes from the template: text that a message brought never bec
 
 from __future__ import annotations
 
-import datetime
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from foredraft.core.errors import InvalidRequest, ModelError
+from foredraft.models.template_sandbox import Refusal, TemplateEnvironment, render
 
 Message = Mapping[str, Any]
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
+MAX_SOURCE = 2**20  # characters of a template
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +80,7 @@ class ChatTemplate:
     marks at every such part; if the control tokens differ, the second rendering is taken.
     Limit: a template that searches or counts a message with a control token's text sees the marks.
 
-    Raises ModelError for a template that does not compile.
+    Raises ModelError for a template that does not compile, or, later, fails.
     """
 
     def __init__(
@@ -97,15 +91,17 @@ class ChatTemplate:
         self._splitter = splitter
         self._parts = _parts(splitter.texts)
         self._tails = tuple({text[i:] for text in splitter.texts for i in range(1, len(text))})
+        if len(source) > MAX_SOURCE:
+            raise ModelError(f"chat template has {len(source)} characters, at most {MAX_SOURCE}")
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ModelError(f"chat template does not compile: {error}") from error
+            self._template = TemplateEnvironment().from_string(source)
         except RecursionError as error:
             raise ModelError("chat template is nested too deeply") from error
+        except Exception as error:  # also what Python's own compiler says to jinja2's code
+            raise ModelError(f"chat template does not compile: {_one_line(error)}") from error
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The text of a conversation, nothing kept apart. Raises InvalidRequest; see `pieces`."""
+        """The text of a conversation, nothing kept apart. Raises as `pieces` does."""
         return self._render(checked_messages(messages), add_generation_prompt)
 
     def pieces(
@@ -113,7 +109,8 @@ class ChatTemplate:
     ) -> list[Piece]:
         """Ordinary text and the template's control tokens, in order.
 
-        Raises InvalidRequest for messages that are malformed or that the template refuses.
+        Raises InvalidRequest for messages that are malformed or that the template refuses,
+        ModelError for a template that fails.
         """
         checked = checked_messages(messages)
         contents = [message["content"] for message in checked]
@@ -167,19 +164,21 @@ class ChatTemplate:
         return places
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        variables = {
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+            **self._variables,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._variables,
-            )
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(f"chat template: {error}") from error
-        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequest(
-                f"chat template failed on these messages ({type(error).__name__}: {error})"
+            return render(self._template, variables)
+        except Refusal as error:
+            raise InvalidRequest(f"chat template refuses: {_one_line(error)}") from error
+        except Exception as error:  # a template is a program: it can fail in any way
+            raise ModelError(
+                f"chat template failed on these messages ({type(error).__name__}: "
+                f"{_one_line(error)})"
             ) from error
 
 
@@ -188,8 +187,11 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
 
     Raises InvalidRequest that names the message and what is wrong with it.
     """
-    if isinstance(messages, str | Mapping) or not messages:
-        raise InvalidRequest("messages must be a list of at least one message")
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise InvalidRequest(
+            "messages must be a list of at least one message, each with role and content; got "
+            f"{_short(messages)}"
+        )
     return [_checked(message, index) for index, message in enumerate(messages)]
 
 
@@ -197,9 +199,9 @@ def _checked(message: Message, index: int) -> dict[str, str]:
     name = f"message {index}"
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{name} is a {type(message).__name__}, expected role and content")
-    unknown = sorted(set(message) - {"role", "content"})
+    unknown = sorted(repr(key) for key in set(message) - {"role", "content"})
     if unknown:
-        raise InvalidRequest(f"{name} has {unknown[0]!r}; supported are 'role' and 'content'")
+        raise InvalidRequest(f"{name} has {unknown[0]}; supported are 'role' and 'content'")
     role, content = message.get("role"), message.get("content")
     # The role goes through the template unmarked: hence only letters, digits, '_' and '-'.
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
@@ -208,7 +210,24 @@ def _checked(message: Message, index: int) -> dict[str, str]:
         content = "".join(_text_part(part, name) for part in content)
     if not isinstance(content, str):
         raise InvalidRequest(f"{name} has content of type {type(content).__name__}; expected text")
+    check_text(content, f"{name}'s content")
     return {"role": role, "content": content}
+
+
+def check_text(text: str, name: str) -> None:
+    """Raise InvalidRequest for half of a surrogate pair: it has no UTF-8, and so no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{name} holds {text[error.start]!r} at character {error.start}, half of a surrogate "
+            "pair: no text that can be encoded"
+        ) from error
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _parts(texts: Sequence[str]) -> set[str]:
@@ -249,46 +268,6 @@ def _controls(pieces: Sequence[Piece]) -> list[str]:
     return [piece.text for piece in pieces if isinstance(piece, Control)]
 
 
-class _GenerationBlocks(Extension):
-    """`{% generation %} ... {% endgeneration %}`: marks for training, no effect on the text."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 reads this attribute of the class
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """As transformers sets it up, so that the same templates give the same text."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.datetime.now().strftime(layout)
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:297]}..."

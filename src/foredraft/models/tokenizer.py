@@ -13,8 +13,15 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from foredraft.core.errors import ModelError
-from foredraft.models.chat import ChatTemplate, Control, ControlSplitter, ControlToken, Message
+from foredraft.core.errors import InvalidRequest, ModelError
+from foredraft.models.chat import (
+    ChatTemplate,
+    Control,
+    ControlSplitter,
+    ControlToken,
+    Message,
+    check_text,
+)
 from foredraft.models.detokenizer import Detokenizer
 
 __all__ = ["Detokenizer", "Tokenizer"]
@@ -65,7 +72,13 @@ class Tokenizer:
         self._inner: Backend | None = None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a user's text: never a control token's, and nothing added before or after."""
+        """Ids of a user's text: never a control token's, and nothing added before or after.
+
+        Raises InvalidRequest for what is no text, such as half of a surrogate pair.
+        """
+        if not isinstance(text, str):
+            raise InvalidRequest(f"a text must be a str, got a {type(text).__name__}")
+        check_text(text, "the text")
         return self._encode_plain(text, self._backend)
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -74,6 +87,7 @@ class Tokenizer:
 
     def encode_with_special(self, text: str) -> list[int]:
         """Ids of trusted text: control tokens in it become themselves."""
+        check_text(text, "the text")
         return self._encode_pieces(self._splitter.split(text))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

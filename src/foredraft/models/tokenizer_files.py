@@ -74,7 +74,12 @@ def _named_tokens(values: Mapping[str, Any]) -> dict[str, str]:
 def _template(directory: Path, values: Mapping[str, Any]) -> str | None:
     path = directory / TEMPLATE_FILE
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{path}: not UTF-8 text (byte {error.start})") from error
     template = values.get("chat_template")
     if isinstance(template, list):  # several by name
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
