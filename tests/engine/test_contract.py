@@ -210,6 +210,8 @@ def test_a_request_of_many_completions_does_not_hold_up_others(make_llm):
         {"kv_dtype": "int4"},
         {"dtype": "float16"},
         {"num_threads": 3},
+        {"kv_dtype": 5},
+        {"drafter": None, "speculative_config": {"method": "ngram", "prompt_lookup_max": 20_000}},
         {"page_size": 0},
         {"max_model_len": 10_000},
         {"max_num_batched_tokens": 3, "max_num_seqs": 4},
@@ -221,10 +223,63 @@ def test_settings_are_honoured_or_refused(target, options):
         LLM(target, **({"drafter": EmptyDrafter()} | options))
 
 
-@pytest.mark.parametrize("prompts", [None, 5, [1.0], [["a"]], [None], [[1, None]]], ids=str)
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        None,
+        5,
+        [1.0],
+        [["a"]],
+        [None],
+        [[1, None]],
+        {"prompt": "hi"},
+        [{"prompt": "hi"}],
+        {"a"},
+        b"hi",
+        [{3, 4}],
+    ],
+    ids=str,
+)
 def test_prompts_of_the_wrong_type_are_refused(make_llm, prompts):
     with pytest.raises(InvalidRequest):
         make_llm().generate(prompts, GREEDY)
+
+
+@pytest.mark.parametrize("text", ["\ud800x", "a\udfff"], ids=ascii)
+def test_half_a_surrogate_pair_is_no_text(make_llm, text):
+    llm = make_llm()
+    for call in (
+        lambda: llm.generate(text, GREEDY),
+        lambda: llm.stream(text, GREEDY),
+        lambda: llm.chat([{"role": "user", "content": text}], GREEDY),
+    ):
+        with pytest.raises(InvalidRequest, match="half of a surrogate pair") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        str(caught.value).encode()
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+NO_MESSAGES = [
+    None, 3, "hi", {}, USER, {3}, iter([USER]), [3], ["hi"], [None], [[]], [[USER], USER],
+    [USER, [USER]], [USER, None], [{"role": "user"}], [{1: 2, "z": 3} | USER],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("messages", NO_MESSAGES, ids=str)
+def test_messages_of_the_wrong_type_are_refused(make_llm, messages):
+    with pytest.raises(InvalidRequest) as caught:
+        make_llm().chat(messages, GREEDY)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_conversation_or_many(make_llm):
+    llm = make_llm()
+    single = llm.chat((USER,), GREEDY)
+    many = llm.chat([[USER], [USER]], GREEDY)
+    assert [output.text for output in many] == [single[0].text] * 2
 
 
 def test_prompts_may_be_arrays(make_llm, plain):
@@ -234,8 +289,9 @@ def test_prompts_may_be_arrays(make_llm, plain):
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, [None], 5], ids=str)
 def test_parameters_of_the_wrong_type_are_refused(make_llm, params):
-    with pytest.raises(InvalidRequest):
-        make_llm().generate([PROMPTS[0]], params)
+    for call in (make_llm().generate, make_llm().stream):
+        with pytest.raises(InvalidRequest, match="must be SamplingParams"):
+            call([PROMPTS[0]] if call.__name__ == "generate" else PROMPTS[0], params)
 
 
 @pytest.mark.parametrize(

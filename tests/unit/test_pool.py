@@ -152,3 +152,16 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+
+
+def test_rebuilding_takes_the_holders_word() -> None:
+    pool = PagePool(5)
+    pool.allocate(3)
+    pool.rebuild([[0, 1], [1, 4]])
+    pool.check_integrity()
+    assert [pool.references(page) for page in range(5)] == [1, 2, 0, 0, 1]
+    assert pool.allocate(2) == [2, 3]
+    with pytest.raises(ValueError, match="unknown page 5"):
+        pool.rebuild([[5]])
+    pool.check_integrity()
+    assert pool.num_free == 0

@@ -90,6 +90,20 @@ class PagePool:
             if self._references[page] == 0:
                 self._free.append(page)
 
+    def rebuild(self, holdings: Iterable[Iterable[int]]) -> None:
+        """Make the counts those of `holdings`, the pages of each holder; all others are free.
+
+        For the time after an interrupt, which can fall between any two lines here or at a holder's.
+        Raises ValueError for an unknown page, and changes nothing.
+        """
+        references = [0] * len(self._references)
+        for pages in holdings:
+            for page in pages:
+                self._check_known(page)
+                references[page] += 1
+        free = [page for page in reversed(range(len(references))) if references[page] == 0]
+        self._references, self._free = references, free
+
     def check_integrity(self) -> None:
         """Raises RuntimeError unless every page is exactly once free or at least once held."""
         if len(set(self._free)) != len(self._free):

@@ -6,6 +6,7 @@ are. Plain decoding is a step without draft nodes: there is no second path.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -61,30 +62,81 @@ class Engine:
         self.pool = PagePool(cache.num_pages)
         self.scheduler = Scheduler(config, self.pool, policy)
         self._tap = tap
+        self._in_use = threading.RLock()
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequest if it can never fit."""
+        """Queue a request.
+
+        Raises InvalidRequest if it can never fit, RuntimeError while another thread is in a step.
+        """
         self.scheduler.check_fits(request)
-        self.scheduler.add(request)
+        self._enter()
+        try:
+            self.scheduler.add(request)
+        finally:
+            self._in_use.release()
 
     def abort(self, requests: Iterable[Request]) -> None:
-        """End requests now, wherever they are; those that have ended stay as they are."""
-        running = [request for request in requests if not request.finished]
-        for request in running:
-            self._finish(request, Stop("abort"))
-        self._tell([], [], running)
+        """End requests now, wherever they are; those that have ended stay as they are.
+
+        Every one is ended, whatever fails; the first failure is raised at the end. What an
+        interrupt has cut short is finished by calling this again.
+        """
+        pending = [request for request in requests if not (request.finished and request.released)]
+        if not any(request.queued for request in pending):
+            for request in pending:
+                request.finish(Stop("abort"))
+                request.released = True
+            return
+        with self._in_use:
+            failures: list[Exception] = []
+            for request in pending:
+                try:
+                    if not request.finished:
+                        request.finish(Stop("abort"))
+                except Exception as failure:
+                    failures.append(failure)
+                # Its pages may be counted or not, after an interrupt: all are counted anew below.
+                self.scheduler.take_out(request)
+            self.scheduler.reclaim()
+            self._tell([], [], [request for request in pending if not request.released])
+            if failures:
+                raise failures[0]
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    @torch.inference_mode()
     def step(self) -> list[Request]:
         """Run one step; the requests it changed.
 
         A drafter or a target that fails leaves every request as it was before the step. A failure
-        of `observe`, `release` or the tap is raised after the step is committed as a whole.
+        of `observe`, `release` or the tap is raised after the step is committed as a whole. An
+        interrupt (what is no `Exception`) ends every request: it may have cut a commit in two.
+
+        Raises RuntimeError while another thread is in a step.
         """
+        self._enter()
+        try:
+            return self._step()
+        except Exception:
+            raise
+        except BaseException:
+            self.abort([*self.scheduler.waiting, *self.scheduler.running])
+            self.scheduler.reclaim()
+            raise
+        finally:
+            self._in_use.release()
+
+    def _enter(self) -> None:
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(
+                "one LLM serves one thread at a time, and another thread is using this one; make "
+                "an LLM for each thread (they may share a loaded model)"
+            )
+
+    @torch.inference_mode()
+    def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
         if plan.page_copies:
             sources, destinations = zip(*plan.page_copies, strict=True)
@@ -196,8 +248,9 @@ class Engine:
             self.model.kernels.move_slots(keys, values, sources, destinations)
 
     def _finish(self, request: Request, stop: Stop, error: str | None = None) -> None:
-        self.scheduler.remove(request)
+        # In this order a request that an interrupt leaves unfinished is still the scheduler's.
         request.finish(stop, error)
+        self.scheduler.remove(request)
 
     def _tell(
         self,
@@ -209,10 +262,9 @@ class Engine:
         end.
         """
         calls = list(taps)
-        if self.drafter is not None:
-            if results:
-                calls.append(partial(self.drafter.observe, results))
-            calls += [partial(self.drafter.release, request.id) for request in ended]
+        if self.drafter is not None and results:
+            calls.append(partial(self.drafter.observe, results))
+        calls += [partial(self._release, request) for request in ended]
         failures: list[Exception] = []
         for call in calls:
             try:
@@ -221,6 +273,15 @@ class Engine:
                 failures.append(failure)
         if failures:
             raise failures[0]
+
+    def _release(self, request: Request) -> None:
+        try:
+            if self.drafter is not None:
+                self.drafter.release(request.id)
+        except Exception:
+            request.released = True
+            raise
+        request.released = True  # an interrupt leaves it False: `abort` will tell again
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if any state contradicts another."""

@@ -18,11 +18,17 @@ from foredraft.engine.config import SpeculativeConfig
 from foredraft.engine.engine import Engine, Tap
 from foredraft.engine.memory import allocate_cache, choose_cache_dtype, plan_engine
 from foredraft.engine.outputs import RequestOutput, StreamDelta
-from foredraft.engine.submission import Group, Prompt, RequestFactory, as_prompts
+from foredraft.engine.submission import (
+    Group,
+    Prompt,
+    RequestFactory,
+    as_conversations,
+    as_prompts,
+    check_params,
+)
+from foredraft.models.chat import Message
 from foredraft.models.load import LoadedModel, load_model
 from foredraft.planning.policy import FixedWidth
-
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -125,12 +131,15 @@ class LLM:
             raise InvalidRequest(f"{len(many)} prompts with {len(each)} sampling parameters")
         groups = [self._make(*one) for one in zip(many, each, strict=True)]
         try:
-            for group in groups:
-                self._add(group)
-            while not all(group.finished for group in groups):
-                self.engine.step()
+            try:
+                for group in groups:
+                    self._add(group)
+                while not all(group.finished for group in groups):
+                    self.engine.step()
+            finally:
+                self._abort(groups)
         finally:
-            self._abort(groups)
+            self._abort(groups)  # again: an interrupt may have cut the first short
         return [group.output(self.num_speculative_tokens) for group in groups]
 
     def chat(
@@ -139,8 +148,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template."""
-        single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations: Any = [messages] if single else messages
+        conversations = as_conversations(messages)
         return self.generate([self._template(one) for one in conversations], params)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamDelta]:
@@ -149,7 +157,7 @@ class LLM:
         Raises:
             InvalidRequest: also for `n > 1`: a stream carries one completion.
         """
-        params = SamplingParams() if params is None else params
+        params = check_params(SamplingParams() if params is None else params)
         if params.n != 1:
             raise InvalidRequest(f"a stream carries one completion, got n = {params.n}")
         return self._stream(self._make(prompt, params))
@@ -161,21 +169,27 @@ class LLM:
         return self.stream(self._template(messages), params)
 
     def _stream(self, group: Group) -> Iterator[StreamDelta]:
-        request = group.requests[0]
         try:
-            # Only now: closing a generator that was never started runs no `finally`.
-            self._add(group)
-            while True:
-                if not request.finished:
-                    self.engine.step()
-                finished = group.output(self.num_speculative_tokens) if request.finished else None
-                text, tokens, origins = request.drain()
-                if text or tokens or finished is not None:
-                    yield StreamDelta(text, tokens, origins, finished)
-                if finished is not None:
-                    return
+            try:
+                # Only now: closing a generator that was never started runs no `finally`.
+                self._add(group)
+                yield from self._deltas(group)
+            finally:
+                self._abort([group])
         finally:
-            self._abort([group])
+            self._abort([group])  # again: an interrupt may have cut the first short
+
+    def _deltas(self, group: Group) -> Iterator[StreamDelta]:
+        request = group.requests[0]
+        finished = None
+        while finished is None:
+            if not request.finished:
+                self.engine.step()
+            if request.finished:
+                finished = group.output(self.num_speculative_tokens)
+            text, tokens, origins = request.drain()
+            if text or tokens or finished is not None:
+                yield StreamDelta(text, tokens, origins, finished)
 
     def _make(self, prompt: Prompt, params: SamplingParams) -> Group:
         group = self._requests.make(prompt, params)

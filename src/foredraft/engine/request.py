@@ -61,6 +61,8 @@ class Request:
         self.pages: list[int] = []
         self.history: History = sampler.start(prompt)
         self.status = Status.WAITING
+        self.queued = False  # an engine knows it
+        self.released = False  # the drafter was told that it has ended
         self.stop: Stop | None = None
         self.error: str | None = None
         self.origins: list[Origin] = []
@@ -132,7 +134,7 @@ class Request:
             self._num_first_step_tokens = num_appended
 
     def finish(self, stop: Stop, error: str | None = None) -> None:
-        """End for good: settle the text and the reason. The caller has taken the pages back."""
+        """End for good: settle the text and the reason. The caller takes the pages back."""
         self.stop, self.error = stop, error
         self.status = Status.FINISHED
         if stop.text_end is None:

@@ -64,6 +64,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request that fits."""
+        request.queued = True
         self.waiting.append(request)
 
     def schedule(self) -> Plan:
@@ -111,9 +112,10 @@ class Scheduler:
                 if shared % self.config.page_size:
                     copies.append((sibling.pages[full_pages], pages[0]))
                 pages = sibling.pages[:full_pages] + pages
+            # In this order an interrupt leaves no request that is nowhere.
+            self.running.append(request)
             request.admit(pages, shared)
             self.waiting.remove(request)
-            self.running.append(request)
         return copies
 
     def _sibling(self, request: Request) -> Request | None:
@@ -126,13 +128,27 @@ class Scheduler:
         return None
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is, and give its pages back. No-op if it has ended."""
-        if request.status is Status.RUNNING:
-            self.running.remove(request)
-            self.pool.release(request.pages)
-            request.pages = []
-        elif request in self.waiting:
+        """Take a request out, wherever it is, and give back what it holds. No-op if it is out."""
+        self.pool.release(self.take_out(request))
+
+    def take_out(self, request: Request) -> list[int]:
+        """Take a request out, wherever it is; its pages are the caller's to give back."""
+        if request in self.waiting:
             self.waiting.remove(request)
+        if request in self.running:
+            self.running.remove(request)
+        pages, request.pages = request.pages, []
+        return pages
+
+    def reclaim(self) -> None:
+        """Free every page that no request holds: an interrupt can fall between a page's leaving
+        the pool and its reaching a request, or the other way. What requests hold is the truth.
+        """
+        self.running = [request for request in self.running if not request.finished]
+        self.waiting = deque(
+            request for request in self.waiting if request.status is Status.WAITING
+        )
+        self.pool.rebuild(request.pages for request in self.running)
 
     @property
     def has_work(self) -> bool:

@@ -6,8 +6,9 @@ and no drafter.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from operator import index as as_int
@@ -20,10 +21,13 @@ from foredraft.engine.config import SpeculativeConfig
 from foredraft.engine.outputs import RequestOutput
 from foredraft.engine.request import Request
 from foredraft.engine.stops import StopRules
+from foredraft.models.chat import Message
 from foredraft.models.load import LoadedModel
 from foredraft.models.tokenizer import Detokenizer
 
 Prompt = str | Sequence[int]
+# Iterable, but neither text nor token ids in an order; bytes would be read as ids.
+_UNORDERED = (Mapping, set, frozenset, bytes, bytearray)
 
 
 class Group:
@@ -66,20 +70,18 @@ class RequestFactory:
         if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
             raise ConfigError(f"seed must be an integer or None, got {seed!r}")
         self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else int(seed)
-        self._num_requests = 0
+        self._numbers = itertools.count()
 
     def make(self, prompt: Prompt, params: SamplingParams) -> Group:
         """Requests for one prompt, not queued yet. Raises InvalidRequest."""
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequest(f"sampling parameters must be SamplingParams, got {params!r}")
+        check_params(params)
         loaded = self._loaded
         if isinstance(prompt, str):
             text, token_ids = prompt, loaded.tokenizer.encode_prompt(prompt)
         else:
             text, token_ids = None, _as_ids(prompt)
         self._check_prompt(token_ids)
-        number = self._num_requests
-        self._num_requests += 1
+        number = next(self._numbers)
         seed = mix(self._seed, number + 1) if params.seed is None else int(params.seed)
         rules = self._stop_rules(params, len(token_ids))
         sampler = Sampler(
@@ -142,8 +144,8 @@ def as_prompts(prompts: Any) -> list[Prompt]:
     """One prompt or many, as a list of prompts. Raises InvalidRequest for what is neither."""
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise InvalidRequest(f"a prompt must be text or a list of token ids, got {prompts!r}")
+    if not isinstance(prompts, Iterable) or isinstance(prompts, _UNORDERED):
+        raise _no_prompt(prompts)
     many = list(prompts)
     if many and not any(isinstance(one, str) or _holds_items(one) for one in many):
         return [many]
@@ -155,10 +157,41 @@ def _holds_items(value: Any) -> bool:
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
 
 
+def as_conversations(messages: Any) -> list[Sequence[Message]]:
+    """One conversation or many, as a list of them. Raises InvalidRequest for what is neither."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequest(
+            "messages must be a list of messages with role and content, or a list of such lists, "
+            f"got {_short(messages)}"
+        )
+    kinds = {isinstance(one, Mapping) for one in messages}
+    if len(kinds) == 2:
+        raise InvalidRequest(
+            "messages must be all messages or all lists of messages, not some of both"
+        )
+    return [messages] if kinds == {True} else list(messages)
+
+
+def check_params(params: Any) -> SamplingParams:
+    """`params`. Raises InvalidRequest for anything but SamplingParams."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"sampling parameters must be SamplingParams, got {_short(params)}")
+    return params
+
+
 def _as_ids(prompt: Any) -> list[int]:
+    if not isinstance(prompt, Iterable) or isinstance(prompt, _UNORDERED):
+        raise _no_prompt(prompt)
     try:
         return [as_int(token) for token in prompt]
     except TypeError as error:
-        raise InvalidRequest(
-            f"a prompt must be text or a list of token ids, got {prompt!r}"
-        ) from error
+        raise _no_prompt(prompt) from error
+
+
+def _no_prompt(prompt: Any) -> InvalidRequest:
+    return InvalidRequest(f"a prompt must be text or a list of token ids, got {_short(prompt)}")
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
