@@ -202,6 +202,17 @@ GGUF_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "part rotated": ({"rope.dimension_count": 2}, "rope.dimension_count is 2"),
     "yarn": ({"rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn'"),
     "missing": ({"block_count": None}, "block_count is missing"),
+    "epsilon of the wrong type": (
+        {"attention.layer_norm_rms_epsilon": 1},
+        "layer_norm_rms_epsilon is 1; expected a floating-point number",
+    ),
+    "base of the wrong type": ({"rope.freq_base": 10000}, "rope.freq_base is 10000"),
+    "flag of the wrong type": ({"rope.scaling.finetuned": 1}, "finetuned is 1"),
+    "text of the wrong type": ({"tensor_data_layout": 1}, "tensor_data_layout is 1"),
+    "odd heads": (
+        {"attention.key_length": 3, "attention.value_length": 3, "rope.dimension_count": 3},
+        "head_dim is 3",
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foredraft.core.errors import ModelError
+from foredraft import LLM
+from foredraft.core.errors import ConfigError, ModelError
+from foredraft.kernels.catalog import native_available
 from foredraft.models.load import load_model
 from foredraft.models.weights import expected_shapes
 from foredraft.testing.models import write_tiny_checkpoint
@@ -88,7 +91,11 @@ def test_a_copied_head_must_be_a_copy(tmp_path: Path) -> None:
     change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": embedding.clone()}))
     load_model(tmp_path)
     change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": embedding + 1}))
-    with pytest.raises(ModelError, match=r"lm_head\.weight differs from the embedding"):
+    with pytest.raises(ModelError, match=r"lm_head\.weight differs from the embedding") as caught:
+        load_model(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    change_tensors(tmp_path, lambda t: t.pop("model.embed_tokens.weight"))
+    with pytest.raises(ModelError, match=r"missing tensor model\.embed_tokens\.weight"):
         load_model(tmp_path)
 
 
@@ -111,9 +118,10 @@ def test_shards_that_disagree_with_their_index(checkpoint: Path) -> None:
     table = json.loads(index.read_text())["weight_map"]
     for changed, complaint in (
         (table | {"surplus": "part-0.safetensors"}, "surplus is not in part-0.safetensors"),
+        (table | {"surplus": "part-9.safetensors"}, "part-9.safetensors is missing"),
         (
-            table | {"surplus": "part-9.safetensors"},
-            "part-9.safetensors: not readable as safetensors",
+            {name: file for name, file in table.items() if name != Q_PROJ},
+            f"does not list {Q_PROJ}, found in part-",
         ),
         (table | {"surplus": "../part-0.safetensors"}, "not a plain file name"),
         ([1], "weight_map is not an object"),
@@ -136,6 +144,67 @@ def test_damaged_and_missing_files(checkpoint: Path) -> None:
         load_model(checkpoint)
     (checkpoint / "pytorch_model.bin").touch()
     with pytest.raises(ModelError, match="pickled weights"):
+        load_model(checkpoint)
+
+
+def test_a_directory_that_is_no_model_says_what_it_lacks(tmp_path: Path) -> None:
+    for directory in (tmp_path, Path(os.path.relpath(tmp_path))):
+        with pytest.raises(ModelError) as caught:
+            load_model(directory)
+        assert f"the directory {tmp_path} has no config.json" in str(caught.value)
+        assert "tokenizer.json and model.safetensors" in str(caught.value)
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(ModelError, match=r"give the \.gguf file itself"):
+        load_model(tmp_path)
+
+
+def test_adapters_are_refused(checkpoint: Path) -> None:
+    (checkpoint / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"adapter_config\.json: adapters are refused"):
+        load_model(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; expected 'llama'"),
+        ({"model_type": 3}, "model_type is 3; expected a string"),
+        ({"torch_dtype": "int8"}, "torch_dtype is 'int8'; expected one of float32"),
+        ({"dtype": 3}, "dtype is 3; expected one of float32"),
+        ({"head_dim": 7}, "head_dim is 7"),
+        ({"num_key_value_heads": 3}, "cannot share 3 key/value heads"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
+    ],
+    ids=str,
+)
+def test_a_config_that_contradicts_itself_is_named_with_its_file(
+    checkpoint: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    change_json(checkpoint / "config.json", **changes)
+    with pytest.raises(ModelError) as caught:
+        load_model(checkpoint)
+    assert complaint in str(caught.value)
+    assert str(caught.value).count(str(checkpoint / "config.json")) == 1
+
+
+def test_heads_that_the_native_kernels_cannot_read(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, head_dim=6)
+    assert load_model(tmp_path).model.kernels.name == "reference"
+    if native_available():
+        with pytest.raises(ModelError, match="multiple of 8 up to 256, the model's is 6"):
+            load_model(tmp_path, kernels="native")
+
+
+def test_a_cache_dtype_that_the_kernels_cannot_read(checkpoint: Path) -> None:
+    if native_available():
+        with pytest.raises(ConfigError, match="auto, float32, bfloat16 on the native kernels"):
+            LLM(checkpoint, kv_dtype="float64", kernels="native")
+    LLM(checkpoint, kv_dtype="float64", kernels="reference", kv_cache_gib=0.01)
+
+
+def test_a_template_file_must_be_text(checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: not UTF-8 text"):
         load_model(checkpoint)
 
 
@@ -186,7 +255,20 @@ def test_several_templates_by_name(checkpoint: Path) -> None:
         ({"dtype": "int8"}, "unknown dtype 'int8'; valid are auto, float32"),
         ({"kernels": "fast"}, "unknown kernels 'fast'"),
         ({"kernels": "native", "dtype": "float64"}, "native kernels compute in float32"),
-        ({"device": "quantum"}, "device 'quantum' cannot be used"),
+        ({"kernels": None}, "unknown kernels None"),
+        ({"dtype": torch.float32}, "unknown dtype torch.float32"),
+        ({"dtype": []}, "unknown dtype []"),
+        ({"device": "quantum"}, "device 'quantum' cannot be used; valid are cpu, cuda and cuda:N"),
+        ({"device": "meta"}, "device 'meta' cannot be used; valid are cpu, cuda and cuda:N"),
+        ({"device": None}, "device None cannot be used"),
+        ({"num_threads": 0}, "num_threads must be an integer from 1 to 1024"),
+        ({"num_threads": "2"}, "got '2'"),
+        ({"num_threads": 2.0}, "got 2.0"),
+        ({"num_threads": True}, "got True"),
+        ({"num_threads": 10**12}, "num_threads must be an integer from 1 to 1024"),
+        ({"name_or_path": None}, "a model must be a name, a path or a loaded model"),
+        ({"name_or_path": b"x"}, "got a bytes"),
+        ({"name_or_path": ""}, "model '' does not exist"),
     ],
 )
 def test_arguments_that_cannot_be_honoured(

@@ -25,8 +25,13 @@ def choose_cache_dtype(kv_dtype: str, loaded: LoadedModel) -> torch.dtype:
         if loaded.dtype == torch.float64 or loaded.device.type != "cpu":
             return loaded.dtype
         return torch.float32
-    if kv_dtype not in DTYPES:
-        raise ConfigError(f"kv_dtype must be auto, {', '.join(DTYPES)}, got {kv_dtype!r}")
+    served = loaded.model.kernels.cache_dtypes
+    valid = [name for name, dtype in DTYPES.items() if dtype in served]
+    if not isinstance(kv_dtype, str) or kv_dtype not in valid:
+        raise ConfigError(
+            f"kv_dtype must be one of auto, {', '.join(valid)} on the {loaded.model.kernels.name} "
+            f"kernels, got {kv_dtype!r}"
+        )
     return DTYPES[kv_dtype]
 
 

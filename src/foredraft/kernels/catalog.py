@@ -10,6 +10,9 @@ import torch
 from foredraft.kernels.interface import Kernels
 from foredraft.kernels.reference import ReferenceKernels
 
+MAX_THREADS = 1024
+# The native kernels read heads in whole vectors, into buffers of a fixed size.
+HEAD_MULTIPLE, MAX_HEAD_DIM = 8, 256
 NAMES = ("auto", "native", "reference")
 
 
@@ -32,13 +35,22 @@ def load_kernels(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     num_threads: int | None = None,
+    head_dim: int | None = None,
 ) -> Kernels:
-    """The kernels called `name` for activations of `dtype` on `device`.
+    """The kernels called `name` for activations of `dtype` on `device` and heads of `head_dim`.
 
-    "auto" is native where the extension exists, the device is a CPU and the activations are
-    float32; else reference.
-    Raises ValueError for an unknown name, or where "native" cannot serve what is asked.
+    "auto" is native where the extension exists, the device is a CPU, the activations are float32
+    and `head_dim` (None: any) is one that it serves; else reference: the `name` of what is
+    returned says which.
+    Raises ValueError for an unknown name, a number of threads outside 1 .. 1024, or where "native"
+    cannot serve what is asked.
     """
+    if num_threads is not None and (
+        type(num_threads) is not int or not 1 <= num_threads <= MAX_THREADS
+    ):
+        raise ValueError(
+            f"num_threads must be an integer from 1 to {MAX_THREADS} or None, got {num_threads!r}"
+        )
     if name not in NAMES:
         raise ValueError(f"unknown kernels {name!r}; valid are {', '.join(NAMES)}")
     fits = torch.device(device).type == "cpu" and dtype == torch.float32
@@ -50,8 +62,18 @@ def load_kernels(
             )
         if not native_available():
             raise ValueError(f"native kernels are {native_status()}; use the reference kernels")
+        if not _serves_heads(head_dim):
+            raise ValueError(
+                f"native kernels need a head size that is a multiple of {HEAD_MULTIPLE} up to "
+                f"{MAX_HEAD_DIM}, the model's is {head_dim}; use the reference kernels"
+            )
+    fits = fits and _serves_heads(head_dim)
     if name == "native" or (name == "auto" and fits and native_available()):
         from foredraft.kernels.native import NativeKernels
 
         return NativeKernels(num_threads)
     return ReferenceKernels(dtype, device)
+
+
+def _serves_heads(head_dim: int | None) -> bool:
+    return head_dim is None or (head_dim % HEAD_MULTIPLE == 0 and head_dim <= MAX_HEAD_DIM)

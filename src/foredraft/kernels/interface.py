@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from foredraft.core.row_math import RowMath
@@ -45,6 +46,7 @@ class Kernels(Protocol):
 
     name: str
     row_math: RowMath
+    cache_dtypes: tuple[torch.dtype, ...]  # of keys and values it can read and write
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
         """A weight `[N, K]` (float32, bfloat16 or float64) for `linear` and `embedding`."""

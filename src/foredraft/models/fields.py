@@ -47,11 +47,13 @@ class Fields:
             raise self.fail(key, f"an integer from {minimum} to {MAX_INTEGER}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0. Raises ModelError for anything else."""
+    def number(self, key: str, default: float | None = None, *, whole: bool = True) -> float:
+        """A finite number above 0, an integer only if `whole`. Raises ModelError for others."""
         value = self._value_or(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fail(key, "a number")
+        if isinstance(value, int) and not whole:
+            raise self.fail(key, "a floating-point number")
         if not (math.isfinite(value) and value > 0):
             raise self.fail(key, "a finite number above 0")
         return float(value)

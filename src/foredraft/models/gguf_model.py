@@ -54,7 +54,12 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{source}: missing tensor token_embd.weight of two dimensions")
-    config = _config(file, fields, tokens, embedding.shape[0], ARCHITECTURES[name])
+    try:
+        config = _config(file, fields, tokens, embedding.shape[0], ARCHITECTURES[name])
+    except ModelError as error:
+        if str(error).startswith(source):
+            raise
+        raise ModelError(f"{source}: {error}") from error
     if fields.unread():
         raise ModelError(f"{source}: unknown metadata {', '.join(map(repr, fields.unread()))}")
     return config
@@ -70,7 +75,7 @@ def _config(
     if fields.integer("expert_count", 0, minimum=0):
         raise fields.fail("expert_count", "0: mixtures of experts are not supported")
     fields.integer("expert_used_count", 0, minimum=0)
-    fields.value("tensor_data_layout")  # of the original checkpoint; the tensors say all
+    fields.text("tensor_data_layout", "")  # of the original checkpoint; the tensors say all
     head_dim = fields.integer("attention.key_length", max(1, hidden_size // num_heads))
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.integer(key, head_dim) != head_dim:
@@ -87,7 +92,7 @@ def _config(
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
         head_dim=head_dim,
         max_position_embeddings=fields.integer("context_length"),
-        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", whole=False),
         rope=_rope(file, fields),
         tie_word_embeddings=not has("output.weight"),
         qkv_bias=has("blk.0.attn_q.bias"),
@@ -99,12 +104,12 @@ def _config(
 
 
 def _rope(file: GGUFFile, fields: Fields) -> Rope:
-    theta = fields.number("rope.freq_base", 10000.0)
+    theta = fields.number("rope.freq_base", 10000.0, whole=False)
     kind = fields.text("rope.scaling.type", "none")
-    factor = fields.number("rope.scaling.factor", 1.0)
+    factor = fields.number("rope.scaling.factor", 1.0, whole=False)
     # Facts about training that change no number.
-    fields.value("rope.scaling.original_context_length")
-    fields.value("rope.scaling.finetuned")
+    fields.integer("rope.scaling.original_context_length", 1)
+    fields.flag("rope.scaling.finetuned", False)
     if kind not in ("none", "linear"):
         raise fields.fail("rope.scaling.type", "'none' or 'linear'")
     if ROPE_DIVISORS in file.tensors:

@@ -18,6 +18,16 @@ from foredraft.models.fields import Fields
 from foredraft.models.rope import Linear, Llama3, Rope
 
 MAX_CONFIG_BYTES = 16 * 2**20
+_JSON_NAMES = {
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+# Of the stored weights; each tensor says its own, so that the key only has to make sense.
+_WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 
 # Keys with these words in their name can change what a model computes ...
 _MEANINGFUL = re.compile(
@@ -48,7 +58,8 @@ def read_json(path: Path) -> dict[str, Any]:
             raise
         raise ModelError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: a {type(value).__name__}, expected a JSON object")
+        kind = _JSON_NAMES.get(type(value), "another value")
+        raise ModelError(f"{path}: holds {kind}, expected a JSON object")
     return value
 
 
@@ -74,7 +85,15 @@ def config_from_json(values: Mapping[str, Any], source: str) -> ModelConfig:
             f"{source}: quantization_config {name!r} is not supported; "
             "use float32, bfloat16 or float16 weights"
         )
-    config = family(fields, names[0])
+    try:
+        config = family(fields, names[0])
+    except ModelError as error:
+        if str(error).startswith(source):
+            raise
+        raise ModelError(f"{source}: {error}") from error
+    for key in ("torch_dtype", "dtype"):
+        if fields.value(key) is not None and values[key] not in _WEIGHT_DTYPES:
+            raise fields.fail(key, f"one of {', '.join(_WEIGHT_DTYPES)}")
     strange = [key for key in fields.unread() if _is_meaningful(key)]
     if strange:
         raise ModelError(
@@ -101,7 +120,8 @@ def _llama(fields: Fields, architecture: str) -> ModelConfig:
     layer_types = fields.value("layer_types")
     if layer_types is not None and set(map(str, layer_types)) != {"full_attention"}:
         raise fields.fail("layer_types", "only 'full_attention'")
-    fields.value("model_type")
+    if fields.text("model_type", "llama") != "llama":
+        raise fields.fail("model_type", f"'llama', the type of {architecture}")
     attention_bias = fields.flag("attention_bias", False)
     bos = fields.ids("bos_token_id")
     return ModelConfig(

@@ -5,6 +5,7 @@ Knows the order of the steps; each step's details live in its own module.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,10 +25,11 @@ from foredraft.models.gguf_tokenizer import tokenizer_from_gguf
 from foredraft.models.hf_config import config_from_json, read_json
 from foredraft.models.interface import Model
 from foredraft.models.registry import BUILT_IN, pull
-from foredraft.models.safetensors_weights import SafetensorsWeights, WithoutCopiedHead
+from foredraft.models.safetensors_weights import SINGLE, SafetensorsWeights, WithoutCopiedHead
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.models.tokenizer_files import generation_eos_ids, tokenizer_from_directory
 
+ADAPTER = "adapter_config.json"
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -64,7 +66,9 @@ def load_model(
     Args:
         dtype: of the weights: "float32", "bfloat16", "float64" (reference kernels), or "auto":
             bfloat16 on the native kernels, float32 on the reference kernels.
+        device: "cpu", "cuda" or "cuda:N".
         kernels: "auto", "native" or "reference"; see `kernels.catalog.load_kernels`.
+        num_threads: of the native kernels; None: every core.
 
     Raises:
         ModelError: for an unknown name, files that cannot be used, an unknown dtype or kernels
@@ -72,8 +76,9 @@ def load_model(
     """
     path = resolve(name_or_path)
     place = _device(device)
-    chosen, weight_dtype = _choose(dtype, place, kernels, num_threads)
+    _choose(dtype, place, kernels, num_threads)  # an argument nothing can honour comes first
     config, weights, tokenizer = _open(path)
+    chosen, weight_dtype = _choose(dtype, place, kernels, num_threads, config.head_dim)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, "
@@ -103,10 +108,14 @@ def resolve(name_or_path: str | Path) -> Path:
 
     Raises ModelError, listing the names, for one that is neither.
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise ModelError(
+            f"a model must be a name, a path or a loaded model, got a {type(name_or_path).__name__}"
+        )
     if str(name_or_path) in BUILT_IN:
         return pull(str(name_or_path))
     path = Path(name_or_path).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if (path.is_dir() and str(name_or_path)) or (path.is_file() and path.suffix == ".gguf"):
         return path
     what = "is no .gguf file" if path.is_file() else "does not exist"
     raise ModelError(
@@ -122,24 +131,44 @@ def _open(path: Path) -> tuple[ModelConfig, Mapping[str, Tensor], Tokenizer]:
         tokenizer = tokenizer_from_gguf(file)
         weights: Mapping[str, Tensor] = weights_from_gguf(file, config)
         return replace(config, eos_token_ids=tokenizer.eos_ids), weights, tokenizer
+    _check_directory(path)
     source = path / "config.json"
     config = config_from_json(read_json(source), str(source))
     tokenizer = tokenizer_from_directory(path, generation_eos_ids(path, config.eos_token_ids))
     weights = SafetensorsWeights(path)
     if config.tie_word_embeddings:
-        weights = WithoutCopiedHead(weights)
+        try:
+            weights = WithoutCopiedHead(weights)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
     return replace(config, eos_token_ids=tokenizer.eos_ids), weights, tokenizer
 
 
+def _check_directory(path: Path) -> None:
+    """Raise ModelError for a directory that is no model, saying what it lacks."""
+    if (path / ADAPTER).exists():
+        raise ModelError(f"{path}: {ADAPTER}: adapters are refused; merge it into the weights")
+    if not (path / "config.json").exists():
+        hint = "; give the .gguf file itself as the model" if any(path.glob("*.gguf")) else ""
+        raise ModelError(
+            f"the directory {path.resolve()} has no config.json; a model's directory holds "
+            f"config.json, tokenizer.json and {SINGLE}{hint}"
+        )
+
+
 def _choose(
-    dtype: str, device: torch.device, kernels: str, num_threads: int | None
+    dtype: str,
+    device: torch.device,
+    kernels: str,
+    num_threads: int | None,
+    head_dim: int | None = None,
 ) -> tuple[Kernels, torch.dtype]:
-    """Kernels and weight dtype that fit each other."""
-    if dtype != "auto" and dtype not in DTYPES:
+    """Kernels and weight dtype that fit each other, and heads of `head_dim` where it is known."""
+    if not isinstance(dtype, str) or (dtype != "auto" and dtype not in DTYPES):
         raise ModelError(f"unknown dtype {dtype!r}; valid are auto, {', '.join(DTYPES)}")
     wanted = DTYPES.get(dtype, torch.float32)
     try:
-        chosen = load_kernels(kernels, device, activation_dtype(wanted), num_threads)
+        chosen = load_kernels(kernels, device, activation_dtype(wanted), num_threads, head_dim)
     except ValueError as error:
         raise ModelError(str(error)) from error
     if dtype == "auto" and chosen.name == "native":
@@ -161,10 +190,18 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 def _device(device: torch.device | str) -> torch.device:
+    valid = "valid are cpu, cuda and cuda:N"
     try:
+        if not isinstance(device, str | torch.device):
+            raise TypeError(f"a device is a name, not a {type(device).__name__}")
         place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(f"device {device!r} cannot be used; {valid}") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ModelError(f"device {str(device)!r} cannot be used; {valid}")
+    try:
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ModelError(f"device {str(device)!r} cannot be used ({reason})") from error
+        raise ModelError(f"device {str(device)!r} cannot be used ({reason}); {valid}") from error
     return place

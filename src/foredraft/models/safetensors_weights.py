@@ -45,7 +45,16 @@ class SafetensorsWeights(Mapping[str, Tensor]):
         for file in sorted(set(table.values())):
             if Path(file).name != file:
                 raise ModelError(f"{index}: {file!r} is not a plain file name")
+            if not (directory / file).exists():
+                raise ModelError(f"{index}: {file} is missing from the directory")
             self._open(directory, file)
+        unlisted = sorted(self._owner.keys() - table.keys())
+        if unlisted:
+            more = f" and {len(unlisted) - 3} more" if len(unlisted) > 3 else ""
+            raise ModelError(
+                f"{index}: weight_map does not list {', '.join(unlisted[:3])}{more}, "
+                f"found in {self._owner[unlisted[0]]}"
+            )
         for name in sorted(table):
             if self._owner.get(name, table[name]) != table[name] or (
                 name not in self._owner and not name.endswith(_DERIVED)
@@ -92,8 +101,8 @@ class WithoutCopiedHead(Mapping[str, Tensor]):
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
-        head = "lm_head.weight"
-        if head in weights and not weights[head].equal(weights["model.embed_tokens.weight"]):
+        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+        if head in weights and embedding in weights and not _equal(weights, head, embedding):
             raise ModelError(f"tie_word_embeddings is true, but {head} differs from the embedding")
         self._names = [name for name in weights if name != head]
 
@@ -105,6 +114,11 @@ class WithoutCopiedHead(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _equal(weights: Mapping[str, Tensor], name: str, other: str) -> bool:
+    left, right = weights[name], weights[other]
+    return left.dtype == right.dtype and left.equal(right)
 
 
 def _other_weights(directory: Path) -> str:

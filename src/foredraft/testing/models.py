@@ -40,9 +40,8 @@ CHAT_TEMPLATE = (
 )
 _SYMBOLS = f" {string.ascii_lowercase}.,?{string.ascii_uppercase}{string.digits}"
 _FIRST_IDEOGRAPH = 0x4E00  # 20,000 printable characters follow, enough for every tiny vocabulary
-_QUERY_SCALE = (
-    2.0  # makes attention look at few tokens, so that a row depends on more than the last
-)
+# Makes attention look at few tokens, so that a row depends on more than the last.
+_QUERY_SCALE = 2.0
 
 
 class TinySizes(TypedDict, total=False):
@@ -109,7 +108,8 @@ def tiny_model(
     """
     config = tiny_config(**sizes)
     weight_dtype: torch.dtype = getattr(torch, dtype)
-    chosen = load_kernels(kernels, device, activation_dtype(weight_dtype), num_threads)
+    activation = activation_dtype(weight_dtype)
+    chosen = load_kernels(kernels, device, activation, num_threads, config.head_dim)
     weights = random_weights(config, seed, sharpness)
     model = Decoder(config, weights, chosen, weight_dtype, device)
     return LoadedModel(
