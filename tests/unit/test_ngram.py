@@ -139,6 +139,13 @@ def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -
         NgramDrafter(**options)
 
 
+def test_a_lookup_is_no_longer_than_64_tokens() -> None:
+    NgramDrafter(prompt_lookup_min=64, prompt_lookup_max=64)
+    for options in ({"prompt_lookup_max": 65}, {"prompt_lookup_min": 20_000}):
+        with pytest.raises(ConfigError, match="must be at most 64, got"):
+            NgramDrafter(**options)
+
+
 def test_the_draft_length_is_a_wish_and_max_nodes_the_rule() -> None:
     drafter = NgramDrafter(num_speculative_tokens=2)
     assert drafter.capabilities.num_speculative_tokens == 2

@@ -15,6 +15,7 @@ from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, Step
 DEFAULT_DRAFT_LENGTH = 3  # a pass of four rows: the last that costs little more than one
 DEFAULT_MIN = 2
 DEFAULT_MAX = 4
+MAX_LOOKUP = 64  # tokens; a table is kept, and looked into, for each length
 MATCHES = ("latest", "earliest")
 
 
@@ -23,12 +24,13 @@ class NgramOptions:
     """What an `NgramDrafter` was told; raises ConfigError for a value out of range."""
 
     prompt_lookup_min: int  # shortest n-gram looked up, >= 1
-    prompt_lookup_max: int  # longest n-gram looked up
+    prompt_lookup_max: int  # longest n-gram looked up, <= 64
     prompt_lookup_match: str  # which earlier occurrence is continued: "latest" or "earliest"
 
     def __post_init__(self) -> None:
         for key in ("prompt_lookup_min", "prompt_lookup_max"):
-            _positive(key, getattr(self, key))
+            if _positive(key, getattr(self, key)) > MAX_LOOKUP:
+                raise ConfigError(f"{key} must be at most {MAX_LOOKUP}, got {getattr(self, key)}")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min must be at most prompt_lookup_max = {self.prompt_lookup_max}, "
