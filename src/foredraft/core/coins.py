@@ -8,9 +8,8 @@ counter = (block, position low, stream, position high).
 - In the coupled rule, position is the token's absolute position: the same noise for target and
   drafters, always.
 - In rejection rules, position is the absolute position of the step's first token, and the offset
-  within the draft is
-  the index: whether a coin is used depends on the others, so it must not return at the same place
-      in a later step.
+  within the draft is the index: whether a coin is used depends on the others, so it must not return
+  at the same place in a later step.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ class AcceptanceCounts:
     num_draft_emitted_tokens: int = 0  # of those, by steps that verified a draft
     drafted_per_position: list[int] = field(default_factory=list)  # [K] steps that drafted so deep
     reached_per_position: list[int] = field(default_factory=list)  # [K] ... and accepted all before
-    accepted_per_position: list[int] = field(
-        default_factory=list
-    )  # [K] steps that accepted so deep
+    # [K] steps that accepted so deep
+    accepted_per_position: list[int] = field(default_factory=list)
     histogram: list[int] = field(default_factory=list)  # [K + 1] drafts with exactly j accepted
 
     def record(self, drafted: int, accepted: int, emitted: int, depth: int | None = None) -> None:

@@ -26,8 +26,7 @@ class Sampler:
 
     They run in vLLM's order: grammar mask, allowed and banned ids, min_tokens (no end token yet),
     logit_bias, penalties (repetition, frequency, presence), temperature, min_p, top_k, top_p on
-    what top_k left. Greedy stops after the
-    penalties: what follows never changes the argmax.
+    what top_k left. Greedy stops after the penalties: what follows never changes the argmax.
 
     Args:
         params: the request's.

@@ -21,9 +21,8 @@ class SpeculativeConfig:
     """How to speculate. `options` are the drafter's own keys, such as `prompt_lookup_max`."""
 
     method: str = "auto"
-    num_speculative_tokens: int | None = (
-        None  # most draft tokens a step; None: the drafter's default
-    )
+    # Most draft tokens a step; None: the drafter's default.
+    num_speculative_tokens: int | None = None
     rejection_sample_method: str | None = None  # None: coupled with a seed, standard without
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -57,12 +56,10 @@ class EngineConfig:
     max_model_len: int
     page_size: int = 16
     max_num_seqs: int = 16  # requests running at once
-    max_num_batched_tokens: int = (
-        256  # rows of one pass: prompt chunks, pending tokens and draft nodes
-    )
-    prefill_chunk_size: int | None = (
-        None  # most prompt rows of one request in a pass; None: the row budget
-    )
+    # Rows of one pass: prompt chunks, pending tokens and draft nodes.
+    max_num_batched_tokens: int = 256
+    # Most prompt rows of one request in a pass; None: the row budget.
+    prefill_chunk_size: int | None = None
     num_pages: int = 1
 
     def __post_init__(self) -> None:

@@ -30,18 +30,16 @@ class TokenLogprobs:
 class SpeculativeDecodingMetrics:
     """Acceptance statistics of one request; field names are those of vLLM's response block."""
 
-    mean_acceptance_length: (
-        float  # tokens emitted per step that verified a draft; includes the extra token
-    )
+    # Tokens emitted per step that verified a draft; includes the extra token.
+    mean_acceptance_length: float
     draft_acceptance_rate: float  # accepted / drafted; 0 without drafts
     acceptance_histogram: tuple[int, ...]  # steps that accepted exactly j draft tokens
     num_spec_steps: int  # steps that verified at least one draft token
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int  # the configured number of draft tokens a step
-    acceptance_by_position: tuple[
-        float, ...
-    ]  # P(the first i drafts accepted), over steps that drafted that far
+    # P(the first i drafts accepted), over steps that drafted that far.
+    acceptance_by_position: tuple[float, ...]
 
     @classmethod
     def from_counts(
