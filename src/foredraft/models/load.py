@@ -76,7 +76,6 @@ def load_model(
     """
     path = resolve(name_or_path)
     place = _device(device)
-    _choose(dtype, place, kernels, num_threads)  # an argument nothing can honour comes first
     config, weights, tokenizer = _open(path)
     chosen, weight_dtype = _choose(dtype, place, kernels, num_threads, config.head_dim)
     if tokenizer.vocab_size > config.vocab_size:
@@ -161,9 +160,9 @@ def _choose(
     device: torch.device,
     kernels: str,
     num_threads: int | None,
-    head_dim: int | None = None,
+    head_dim: int,
 ) -> tuple[Kernels, torch.dtype]:
-    """Kernels and weight dtype that fit each other, and heads of `head_dim` where it is known."""
+    """Kernels and weight dtype that fit each other and the model's heads."""
     if not isinstance(dtype, str) or (dtype != "auto" and dtype not in DTYPES):
         raise ModelError(f"unknown dtype {dtype!r}; valid are auto, {', '.join(DTYPES)}")
     wanted = DTYPES.get(dtype, torch.float32)
