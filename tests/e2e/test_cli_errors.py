@@ -12,6 +12,7 @@ import pytest
 
 from foredraft.cli import main as cli
 from foredraft.cli.main import main
+from foredraft.core.errors import UserError
 
 
 def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -52,7 +53,7 @@ def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--speculative-config", "9" * 5_000], "too long a number"),
         (["--speculative-config", "\udcff"], "--speculative-config is not UTF-8 text"),
         (["--stop", "\udcff"], "--stop is not UTF-8 text"),
-        (["--threads", "99999999999"], "1<=x<=1024"),
+        (["--threads", "99999999999"], "less than or equal to 1024"),
         (["--device", "meta"], "valid are cpu, cuda and cuda:N"),
         (["--device", "cuda:x"], "valid are cpu, cuda and cuda:N"),
         (["--logprobs", "3"], "--logprobs 3 needs --json"),
@@ -110,14 +111,15 @@ def test_info_without_a_model_refuses_what_it_would_ignore(
 
 
 def test_an_error_that_quotes_a_file_stays_on_its_line_and_steers_no_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "\\u001b[2J\\n\\u202e\\u009bevil"}')
-    message = _fails(capsys, "info", str(tmp_path))
-    assert "evil" in message
-    assert not any(character in message for character in "\x1b\x9b\u202e")
-    message = _fails(capsys, "info", f"{tmp_path}/\x1b[31m\nabsent")
-    assert "\x1b" not in message
+    def quoting(*_: object) -> None:
+        raise UserError("config.json: \x1b[2J\nfield \u202e\x9bevil")
+
+    assert "\x1b" not in _fails(capsys, "info", f"{tmp_path}/\x1b[31m\nabsent")
+    monkeypatch.setattr("foredraft.cli.generate.read_prompt", quoting)
+    message = _fails(capsys, "generate", str(tmp_path), "hello")
+    assert message == "foredraft: config.json: \\x1b[2J field \\u202e\\x9bevil\n"
 
 
 def test_a_request_without_an_allowed_token(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
