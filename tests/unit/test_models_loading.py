@@ -202,6 +202,13 @@ def test_a_cache_dtype_that_the_kernels_cannot_read(checkpoint: Path) -> None:
     LLM(checkpoint, kv_dtype="float64", kernels="reference", kv_cache_gib=0.01)
 
 
+def test_a_template_that_does_not_compile_is_named_with_its_model(checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ModelError, match="chat template does not compile") as caught:
+        load_model(checkpoint)
+    assert str(caught.value).startswith(str(checkpoint))
+
+
 def test_a_template_file_must_be_text(checkpoint: Path) -> None:
     (checkpoint / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(ModelError, match=r"chat_template\.jinja: not UTF-8 text"):

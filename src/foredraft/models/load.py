@@ -76,7 +76,12 @@ def load_model(
     """
     path = resolve(name_or_path)
     place = _device(device)
-    config, weights, tokenizer = _open(path)
+    try:
+        config, weights, tokenizer = _open(path)
+    except ModelError as error:
+        if str(error).startswith((str(path), "the directory")):
+            raise
+        raise ModelError(f"{path}: {error}") from error
     chosen, weight_dtype = _choose(dtype, place, kernels, num_threads, config.head_dim)
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
@@ -136,10 +141,7 @@ def _open(path: Path) -> tuple[ModelConfig, Mapping[str, Tensor], Tokenizer]:
     tokenizer = tokenizer_from_directory(path, generation_eos_ids(path, config.eos_token_ids))
     weights = SafetensorsWeights(path)
     if config.tie_word_embeddings:
-        try:
-            weights = WithoutCopiedHead(weights)
-        except ModelError as error:
-            raise ModelError(f"{path}: {error}") from error
+        weights = WithoutCopiedHead(weights)
     return replace(config, eos_token_ids=tokenizer.eos_ids), weights, tokenizer
 
 
