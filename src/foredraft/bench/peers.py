@@ -12,6 +12,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,31 +53,47 @@ def run_peer(
         "eos_token_ids": list(eos_token_ids),
         "threads": threads,
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "foredraft.bench.peers", name],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
-        words: list[str] = []
-        for line in process.stderr:
-            if line.startswith("progress "):
-                progress(line.removeprefix("progress ").strip())
-            else:
-                words = [*words[-20:], line]
-        answer = process.stdout.read()
-        if process.wait() != 0:
-            raise RuntimeError(f"peer {name} failed:\n{''.join(words)}")
-    finally:
-        process.kill()
-        process.stdout.close()
-        process.stderr.close()
-    found: dict[str, list[dict[str, Any]]] = json.loads(answer)
+    command = [sys.executable, "-m", "foredraft.bench.peers", name]
+    found: dict[str, list[dict[str, Any]]] = json.loads(
+        converse(name, command, json.dumps(request), progress)
+    )
     return found
+
+
+def converse(
+    name: str, command: Sequence[str], request: str, progress: Callable[[str], None]
+) -> str:
+    """What a process answers to one request; its lines `progress ...` on stderr are passed on.
+
+    Raises RuntimeError with its last words if it fails.
+    """
+    words: list[str] = []
+    # A file, not a pipe, takes the answer: the peer would wait for us to read a long one while we
+    # wait for its last word on stderr.
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=answer, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdin is not None
+        assert process.stderr is not None
+        try:
+            process.stdin.write(request)
+            process.stdin.close()
+            for line in process.stderr:
+                if line.startswith("progress "):
+                    progress(line.removeprefix("progress ").strip())
+                else:
+                    words = [*words[-20:], line]
+            code = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+        answer.seek(0)
+        text = answer.read()
+    if code != 0:
+        raise RuntimeError(f"peer {name} failed:\n{''.join(words)}")
+    return text
 
 
 class _Clock:
