@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
 
-DEFAULT_DRAFT_LENGTH = 5  # LOG.md: near the best on copies, no loss on chat; measure on your own machine
+# LOG.md, "N-gram drafting": near the best on copies, no loss on chat.
+DEFAULT_DRAFT_LENGTH = 5
 DEFAULT_MIN = 2
 DEFAULT_MAX = 4
 MAX_LOOKUP = 64  # tokens; a table is kept, and looked into, for each length
