@@ -124,7 +124,7 @@ class NativeKernels:
     """
 
     name = "native"
-    cache_dtypes = tuple(_CACHE_DTYPES)
+    cache_dtypes: tuple[torch.dtype, ...] = tuple(_CACHE_DTYPES)
 
     def __init__(
         self, num_threads: int | None = None, *, instruction_set: str | None = None

@@ -85,7 +85,7 @@ class ReferenceKernels:
     """`Kernels` in torch; activations in `dtype` (float32 or float64), everything on `device`."""
 
     name = "reference"
-    cache_dtypes = (torch.float32, torch.bfloat16, torch.float64)
+    cache_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float64)
 
     def __init__(
         self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"

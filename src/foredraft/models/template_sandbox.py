@@ -85,15 +85,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         for name, function in list(self.filters.items()):
             self.filters[name] = _guarded_filter(name, function)
         for name in _COMPARING_TESTS:
-            self.tests[name] = _guarded_test(self.tests[name])
+            test: Any = self.tests[name]
+            self.tests[name] = _guarded_test(test)
         self.filters |= {
             _STEP: _step, _NEW: made, _READ: read, _PASSED: passed, _CONCAT: _concat,
         }  # fmt: skip
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = _Counting().visit(super()._parse(source, name, filename))
-        return tree.set_environment(self)
+        tree: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
+        tree.set_environment(self)
+        return tree
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         spend(STEP)
