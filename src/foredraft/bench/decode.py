@@ -7,13 +7,14 @@ round each time, so that a drift of the machine falls on all alike.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from foredraft.bench.peers import run_peer
+from foredraft.bench.peers import Peer
 from foredraft.bench.provenance import provenance, usable_cores
 from foredraft.bench.samples import Run, Sample, summarise
 from foredraft.bench.workload import Item
@@ -136,7 +137,6 @@ def bench_decode(
     limit = BandwidthLimit(loaded)
     runs = _measure(loaded, prompts, settings, limit, progress)
     plain = runs[0]
-    runs.extend(_peer_runs(loaded, prompts, settings, progress))
     summaries = [summarise(run, plain, tasks) for run in runs]
     return {
         "kind": "decode",
@@ -174,6 +174,7 @@ def _measure(
     limit: BandwidthLimit,
     progress: Progress,
 ) -> list[Run]:
+    """Every configuration and every peer on each prompt in turn, the plain one first."""
     configs: list[Mapping[str, Any] | None] = [None, *settings.configs]
     runs = [Run(label_of(config), config) for config in configs]
     engines = [
@@ -186,52 +187,37 @@ def _measure(
     for engine in engines:
         engine.generate([list(next(iter(prompts.values())))], warm_up)
     total, done = len(prompts) * settings.repeats, 0
-    for repeat in range(settings.repeats):
-        for number, (prompt_id, ids) in enumerate(prompts.items()):
-            limit.measure()
-            forward = (repeat + number) % 2 == 0
-            for engine, run in pairs if forward else reversed(pairs):
-                try:
-                    output = engine.generate([list(ids)], params)[0]
-                except InvalidRequest as error:
-                    raise InvalidRequest(f"prompt {prompt_id!r}: {error}") from None
-                run.add(prompt_id, sample_of(output))
-            done += 1
-            progress("decode", done, total)
-    return runs
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(_start(name, loaded, settings)) for name in settings.peers]
+        peer_runs: dict[str, Run] = {}
+        for repeat in range(settings.repeats):
+            for number, (prompt_id, ids) in enumerate(prompts.items()):
+                limit.measure()
+                forward = (repeat + number) % 2 == 0
+                for engine, run in pairs if forward else reversed(pairs):
+                    try:
+                        output = engine.generate([list(ids)], params)[0]
+                    except InvalidRequest as error:
+                        raise InvalidRequest(f"prompt {prompt_id!r}: {error}") from None
+                    run.add(prompt_id, sample_of(output))
+                for peer in peers:
+                    for dtype, answer in peer.generate(ids).items():
+                        label = f"{peer.name} {dtype}"
+                        run = peer_runs.setdefault(label, Run(label, None, peer=peer.name))
+                        run.add(prompt_id, _peer_sample(answer))
+                done += 1
+                progress("decode", done, total)
+    return [*runs, *peer_runs.values()]
 
 
-def _peer_runs(
-    loaded: LoadedModel,
-    prompts: Mapping[str, Sequence[int]],
-    settings: DecodeSettings,
-    progress: Progress,
-) -> list[Run]:
-    """Each peer at each dtype, in a process of its own, after ours."""
-    runs: list[Run] = []
-    for name in settings.peers:
-        done = 0
-
-        def count(_words: str, name: str = name) -> None:
-            nonlocal done
-            done += 1
-            progress(name, done, 2 * len(prompts))
-
-        found = run_peer(
-            name,
-            Path(loaded.path),
-            list(prompts.values()),
-            max_tokens=settings.max_tokens,
-            eos_token_ids=sorted(loaded.eos_ids),
-            threads=loaded.num_threads or usable_cores(),
-            progress=count,
-        )
-        for dtype, answers in found.items():
-            run = Run(f"{name} {dtype}", None, peer=name)
-            for prompt_id, answer in zip(prompts, answers, strict=True):
-                run.add(prompt_id, _peer_sample(answer))
-            runs.append(run)
-    return runs
+def _start(name: str, loaded: LoadedModel, settings: DecodeSettings) -> Peer:
+    return Peer(
+        name,
+        Path(loaded.path),
+        max_tokens=settings.max_tokens,
+        eos_token_ids=sorted(loaded.eos_ids),
+        threads=loaded.num_threads or usable_cores(),
+    )
 
 
 def _peer_sample(answer: Mapping[str, Any]) -> Sample:

@@ -1,8 +1,10 @@
-"""Other engines on the same prompts, each in a process of its own.
+"""Other engines on the same prompts, each in a process of its own, prompt by prompt.
 
-`python -m foredraft.bench.peers transformers` reads one JSON request from stdin and writes one
-JSON answer to stdout; `run_peer` is the side that asks. Knows token ids and seconds; the peer's
-own package is imported in its process only.
+`python -m foredraft.bench.peers transformers` is the peer's side: it reads one JSON line of settings,
+then one JSON line a prompt, and answers each with one JSON line. `Peer` is the side that asks. Turns
+strictly alternate, so that neither can wait for the other, and a prompt is measured in the same
+seconds here and there. Knows token ids and seconds; the peer's own package is imported in its
+process only.
 """
 
 from __future__ import annotations
@@ -16,12 +18,18 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any
 
 from foredraft.core.errors import UserError
 
 PEERS = ("transformers",)
 DTYPES = ("float32", "bfloat16")
+# A peer's threads go on spinning for a while after its answer, on the cores we measure on.
+REST_SECONDS = 0.05
+LAST_WORDS = 2000  # characters of a failed peer's stderr
+
+Answers = dict[str, dict[str, Any]]  # per dtype: token_ids, seconds after the first token
 
 
 def check_peer(name: str) -> None:
@@ -32,68 +40,79 @@ def check_peer(name: str) -> None:
         raise UserError(f"--peer {name} needs the package: pip install 'foredraft[{name}]'")
 
 
-def run_peer(
-    name: str,
-    model: Path,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_tokens: int,
-    eos_token_ids: Sequence[int],
-    threads: int,
-    progress: Callable[[str], None],
-) -> dict[str, list[dict[str, Any]]]:
-    """Per dtype, one `{"token_ids", "seconds"}` a prompt; seconds are those after the first token.
+class Peer:
+    """A running peer. Use as a context manager: leaving it ends the process."""
 
-    Raises RuntimeError with the peer's last words if it fails.
-    """
-    request = {
-        "model": str(model),
-        "prompts": [list(prompt) for prompt in prompts],
-        "max_tokens": max_tokens,
-        "eos_token_ids": list(eos_token_ids),
-        "threads": threads,
-    }
-    command = [sys.executable, "-m", "foredraft.bench.peers", name]
-    found: dict[str, list[dict[str, Any]]] = json.loads(
-        converse(name, command, json.dumps(request), progress)
-    )
-    return found
-
-
-def converse(
-    name: str, command: Sequence[str], request: str, progress: Callable[[str], None]
-) -> str:
-    """What a process answers to one request; its lines `progress ...` on stderr are passed on.
-
-    Raises RuntimeError with its last words if it fails.
-    """
-    words: list[str] = []
-    # A file, not a pipe, takes the answer: the peer would wait for us to read a long one while we
-    # wait for its last word on stderr.
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=answer, stderr=subprocess.PIPE, text=True
-        )
-        assert process.stdin is not None
-        assert process.stderr is not None
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        *,
+        max_tokens: int,
+        eos_token_ids: Sequence[int],
+        threads: int,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        """Start it and wait until its models are loaded. Raises RuntimeError if it fails."""
+        self.name = name
+        self._stderr: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._process = subprocess.Popen(
+            command or [sys.executable, "-m", "foredraft.bench.peers", name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
+        )  # fmt: skip
         try:
-            process.stdin.write(request)
-            process.stdin.close()
-            for line in process.stderr:
-                if line.startswith("progress "):
-                    progress(line.removeprefix("progress ").strip())
-                else:
-                    words = [*words[-20:], line]
-            code = process.wait()
-        finally:
-            process.kill()
-            process.wait()
-            process.stderr.close()
-        answer.seek(0)
-        text = answer.read()
-    if code != 0:
-        raise RuntimeError(f"peer {name} failed:\n{''.join(words)}")
-    return text
+            self._ask(
+                {
+                    "model": str(model),
+                    "max_tokens": max_tokens,
+                    "eos_token_ids": list(eos_token_ids),
+                    "threads": threads,
+                }
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(self, prompt: Sequence[int]) -> Answers:
+        """Its answer to a prompt, at each dtype. Raises RuntimeError with its last words."""
+        answers: Answers = self._ask(list(prompt))
+        time.sleep(REST_SECONDS)
+        return answers
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._process.wait()
+        self._stderr.close()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(self, question: object) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: the empty answer tells
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line.endswith("\n"):
+            self._process.wait()
+            self._stderr.seek(0)
+            words = self._stderr.read()[-LAST_WORDS:]
+            raise RuntimeError(f"peer {self.name} failed:\n{words}")
+        return json.loads(line)
 
 
 class _Clock:
@@ -112,59 +131,56 @@ class _Clock:
         """Nothing to do."""
 
 
-def _transformers(request: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _transformers(settings: dict[str, Any]) -> Callable[[list[int]], Answers]:
+    """Loads the model at every dtype; the function answers a prompt."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(request["threads"])
-    path = Path(request["model"])
+    torch.set_num_threads(settings["threads"])
+    path = Path(settings["model"])
     place = (
         {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         if path.is_file()
         else {"pretrained_model_name_or_path": str(path)}
     )
-    found: dict[str, list[dict[str, Any]]] = {}
+    models = {}
     for dtype in DTYPES:
-        model = AutoModelForCausalLM.from_pretrained(**place, dtype=getattr(torch, dtype))
-        model.train(False)
-        options = {
-            "max_new_tokens": request["max_tokens"],
-            "do_sample": False,
-            "eos_token_id": request["eos_token_ids"],
-            "pad_token_id": request["eos_token_ids"][0],
-        }
-        found[dtype] = []
-        for number, prompt in enumerate([request["prompts"][0], *request["prompts"]]):
-            ids = torch.tensor([prompt])
-            clock = _Clock()
-            with torch.inference_mode():
-                output = model.generate(
-                    ids, attention_mask=torch.ones_like(ids), streamer=clock, **options
-                )
-            if number == 0:
-                continue  # the first prompt once more, unmeasured, to warm up
-            found[dtype].append(
-                {
-                    "token_ids": output[0, len(prompt) :].tolist(),
-                    "seconds": clock.times[-1] - clock.times[0],
-                }
+        models[dtype] = AutoModelForCausalLM.from_pretrained(**place, dtype=getattr(torch, dtype))
+        models[dtype].train(False)
+    options = {
+        "max_new_tokens": settings["max_tokens"],
+        "do_sample": False,
+        "eos_token_id": settings["eos_token_ids"],
+        "pad_token_id": settings["eos_token_ids"][0],
+    }
+
+    def answer(dtype: str, prompt: list[int]) -> dict[str, Any]:
+        ids, clock = torch.tensor([prompt]), _Clock()
+        with torch.inference_mode():
+            output = models[dtype].generate(
+                ids, attention_mask=torch.ones_like(ids), streamer=clock, **options
             )
-            sys.stderr.write(f"progress {dtype} {number}/{len(request['prompts'])}\n")
-            sys.stderr.flush()
-        del model
-    return found
+        tokens = output[0, len(prompt) :].tolist()
+        return {"token_ids": tokens, "seconds": clock.times[-1] - clock.times[0]}
+
+    for dtype in DTYPES:
+        answer(dtype, settings["eos_token_ids"][:1] * 8)  # unmeasured: to warm up
+    return lambda prompt: {dtype: answer(dtype, prompt) for dtype in DTYPES}
 
 
 def main() -> int:
-    """The peer's side: one request, one answer."""
-    name = sys.argv[1]
+    """The peer's side: settings, then prompts until there are no more."""
+    name, answers = sys.argv[1], sys.stdout
     if name != "transformers":
         raise ValueError(f"unknown peer {name!r}; valid are {', '.join(PEERS)}")
-    with contextlib.redirect_stdout(
-        sys.stderr
-    ):  # a package's own prints must not mix with the answer
-        answer = _transformers(json.loads(sys.stdin.read()))
-    sys.stdout.write(json.dumps(answer))
+    # A package's own prints must not mix with the answers.
+    with contextlib.redirect_stdout(sys.stderr):
+        answer = _transformers(json.loads(sys.stdin.readline()))
+        answers.write("{}\n")
+        answers.flush()
+        for line in sys.stdin:
+            answers.write(json.dumps(answer(json.loads(line))) + "\n")
+            answers.flush()
     return 0
 
 
