@@ -1,10 +1,10 @@
 """Other engines on the same prompts, each in a process of its own, prompt by prompt.
 
-`python -m foredraft.bench.peers transformers` is the peer's side: it reads one JSON line of settings,
-then one JSON line a prompt, and answers each with one JSON line. `Peer` is the side that asks. Turns
-strictly alternate, so that neither can wait for the other, and a prompt is measured in the same
-seconds here and there. Knows token ids and seconds; the peer's own package is imported in its
-process only.
+`python -m foredraft.bench.peers transformers` is the peer's side: it reads one JSON line of
+settings, then one JSON line a prompt, and answers each with one JSON line. `Peer` is the side that
+asks. Turns strictly alternate, so that neither can wait for the other, and a prompt is measured in
+the same seconds here and there. Knows token ids and seconds; the peer's own package is imported in
+its process only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from foredraft.core.errors import UserError
 
@@ -55,7 +54,10 @@ class Peer:
     ) -> None:
         """Start it and wait until its models are loaded. Raises RuntimeError if it fails."""
         self.name = name
-        self._stderr: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._closing = contextlib.ExitStack()
+        self._stderr = self._closing.enter_context(
+            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        )
         self._process = subprocess.Popen(
             command or [sys.executable, "-m", "foredraft.bench.peers", name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
@@ -87,17 +89,12 @@ class Peer:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
         self._process.wait()
-        self._stderr.close()
+        self._closing.close()
 
     def __enter__(self) -> Peer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, question: object) -> Any:
