@@ -54,14 +54,16 @@ class Peer:
     ) -> None:
         """Start it and wait until its models are loaded. Raises RuntimeError if it fails."""
         self.name = name
+        # Unlike a pipe, a file takes whatever the peer has to say, and nobody has to read it.
+        folder = tempfile.TemporaryDirectory()
         self._closing = contextlib.ExitStack()
-        self._stderr = self._closing.enter_context(
-            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        )
-        self._process = subprocess.Popen(
-            command or [sys.executable, "-m", "foredraft.bench.peers", name],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
-        )  # fmt: skip
+        self._closing.enter_context(folder)
+        self._words = Path(folder.name) / "stderr"
+        with self._words.open("w") as stderr:
+            self._process = subprocess.Popen(
+                command or [sys.executable, "-m", "foredraft.bench.peers", name],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            )  # fmt: skip
         try:
             self._ask(
                 {
@@ -106,8 +108,7 @@ class Peer:
         line = self._process.stdout.readline()
         if not line.endswith("\n"):
             self._process.wait()
-            self._stderr.seek(0)
-            words = self._stderr.read()[-LAST_WORDS:]
+            words = self._words.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:]
             raise RuntimeError(f"peer {self.name} failed:\n{words}")
         return json.loads(line)
 
