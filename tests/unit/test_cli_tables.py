@@ -45,7 +45,7 @@ def _decode(limit: float | None) -> dict[str, Any]:
 
 def test_decode() -> None:
     text = _shown(decode_table(_decode(80.0)))
-    for words in ("tiny, bfloat16, 1 prompts", "41.2", "1.50x", " no ", "80.0 tokens/s"):
+    for words in ("tiny, bfloat16, 1 prompts", "41.2", "1.50x", " no\n", "80.0 tokens/s"):
         assert words in text
     assert "limit" not in _shown(decode_table(_decode(None)))
 
