@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from foredraft._native import instruction_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from foredraft._native import instruction_sets
 from foredraft.kernels.interface import Kernels, Segment
 from foredraft.kernels.native import NativeKernels
 from foredraft.kernels.reference import ReferenceKernels

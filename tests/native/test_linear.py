@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from foredraft._native import instruction_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from foredraft._native import instruction_sets
 from foredraft.kernels.native import NativeKernels
 from foredraft.kernels.reference import ReferenceKernels
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from foredraft._native import instruction_sets
 
+from foredraft._native import instruction_sets
 from foredraft.kernels.catalog import load_kernels, native_status
 from foredraft.kernels.interface import Segment
 from foredraft.kernels.native import NativeKernels

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from foredraft._native import Runtime, instruction_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from foredraft._native import Runtime, instruction_sets
 from foredraft.core import coins
 from foredraft.core.row_math import TorchRowMath
 from foredraft.kernels.native import NativeKernels
