@@ -83,7 +83,11 @@ def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any
 
 
 class Memory:
-    """Reads weights that are in no cache, with all threads of `kernels` together."""
+    """Reads weights that are in no cache, with all threads of `kernels` together.
+
+    Machines that share memory read more or less from second to second, so what is compared with
+    a reading should be measured in the same seconds.
+    """
 
     def __init__(self, kernels: NativeKernels) -> None:
         self._kernels = kernels
@@ -94,16 +98,6 @@ class Memory:
         """One reading of all of it."""
         seconds = _seconds(lambda: self._kernels.read_memory(self._packed))
         return seconds / self._packed.num_bytes
-
-
-def read_bandwidth_gb_s(kernels: NativeKernels, rounds: int = 15) -> float:
-    """GB/s (10^9 bytes), the median over `rounds`.
-
-    Machines that share memory read more or less from second to second, so what is compared with it
-    should be measured in the same seconds.
-    """
-    memory = Memory(kernels)
-    return 1e-9 / median(memory.seconds_per_byte() for _ in range(rounds))
 
 
 def working_set_bytes() -> int:
