@@ -20,7 +20,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`values` numbers in `bytes` bytes; `widen`: `[blocks, bytes]` -> `[blocks, ...]`, in order."""
+    """`values` numbers in `bytes` bytes; `widen`: `[n, bytes]` -> `[n, ...]`, values in order."""
 
     values: int
     bytes: int
