@@ -18,7 +18,7 @@ PROMPTS := benchmarks/data/bench.jsonl
 RESULTS := benchmarks/results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench identity report picture sanitize clean
+.PHONY: help setup demo test soak check bench identity report picture sanitize clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ demo: setup  ## Generate with and without speculation: an answer that copies, th
 
 test: setup  ## Run the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest
+
+soak: setup  ## The property tests again, with a thousand new examples each (half an hour)
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=soak
 
 check: setup  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -5,10 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from foredraft.models.registry import pull
+
+# `make test` draws the same examples each time, so that a red run is due to the change under test;
+# `make soak` draws new and more ones. No profile has a deadline: timings never fail a test.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("soak", max_examples=1000, deadline=None)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from foredraft.cache.tensors import KVCache
 from foredraft.core.trees import topology
 from foredraft.kernels.catalog import native_available
 from foredraft.kernels.interface import Segment
+from foredraft.models.decoder import new_cache
 from foredraft.models.interface import FlatBatch, Model
 from foredraft.models.load import LoadedModel, load_model
 
@@ -54,11 +55,7 @@ def assert_close(mine: Tensor, expected: Tensor) -> None:
 @pytest.mark.slow
 def test_prefill_decoding_and_a_draft_tree(loaded: LoadedModel, peer: PreTrainedModel) -> None:
     prompt = loaded.tokenizer.apply_chat_template([{"role": "user", "content": MESSAGE}])
-    config = loaded.config
-    cache = KVCache(
-        config.num_layers, len(PAGES), config.num_kv_heads, PAGE_SIZE, config.head_dim,
-        torch.float32, "cpu",
-    )  # fmt: skip
+    cache = new_cache(loaded.config, len(PAGES), PAGE_SIZE, torch.float32, "cpu")
     model = loaded.model
     logits = torch.cat(
         [

@@ -15,7 +15,7 @@ from foredraft.cache.tensors import KVCache
 from foredraft.core.trees import topology
 from foredraft.kernels.catalog import load_kernels, native_available
 from foredraft.kernels.interface import Segment
-from foredraft.models.decoder import Decoder, activation_dtype
+from foredraft.models.decoder import Decoder, activation_dtype, new_cache
 from foredraft.models.hf_config import config_from_json, read_json
 from foredraft.models.interface import FlatBatch
 from foredraft.models.safetensors_weights import SafetensorsWeights, WithoutCopiedHead
@@ -79,12 +79,9 @@ def load(directory: Path, kernels: str, dtype: torch.dtype) -> Decoder:
     return Decoder(config, weights, load_kernels(kernels, dtype=activation_dtype(dtype)), dtype)
 
 
-def new_cache(decoder: Decoder) -> KVCache:
-    config = decoder.config
-    return KVCache(
-        config.num_layers, len(PAGES), config.num_kv_heads, PAGE_SIZE, config.head_dim,
-        activation_dtype(decoder.dtype), "cpu",
-    )  # fmt: skip
+def cache_for(decoder: Decoder) -> KVCache:
+    activation = activation_dtype(decoder.dtype)
+    return new_cache(decoder.config, len(PAGES), PAGE_SIZE, activation, "cpu")
 
 
 @torch.inference_mode()
@@ -133,7 +130,7 @@ def test_prefill_in_any_chunks_and_decoding(
     decoder = load(directory, kernels, dtype)
     expected = theirs(model, PROMPT)
     for chunk in (len(PROMPT), 7, 1):
-        assert_close(in_chunks(decoder, new_cache(decoder), PROMPT, chunk), expected)
+        assert_close(in_chunks(decoder, cache_for(decoder), PROMPT, chunk), expected)
 
 
 @pytest.mark.parametrize(("kernels", "dtype"), KERNELS)
@@ -149,7 +146,7 @@ def test_a_draft_node_has_the_logits_of_its_own_path(
 ) -> None:
     directory, model = checkpoints(variant)
     decoder = load(directory, kernels, dtype)
-    cache = new_cache(decoder)
+    cache = cache_for(decoder)
     parents = (-1, -1, 0, 0, 2, 1, 5, -1)
     drafts = [11, 12, 13, 14, 15, 16, 11, 11]
     committed = PROMPT[: prefix + chain]
@@ -170,7 +167,7 @@ def test_a_draft_node_has_the_logits_of_its_own_path(
 def test_requests_in_one_pass_do_not_see_each_other(checkpoints: Checkpoints) -> None:
     directory, model = checkpoints("grouped")
     decoder = load(directory, "reference", torch.float64)
-    cache = new_cache(decoder)
+    cache = cache_for(decoder)
     first, second = PROMPT[:20], PROMPT[25:42]
     segments = [Segment(0, 20, (), PAGES[:3]), Segment(0, 17, (), PAGES[3:6])]
     with torch.inference_mode():
@@ -183,14 +180,14 @@ def test_shards_load_like_one_file(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, shard_bytes=60_000)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     decoder = load(tmp_path, "reference", torch.float32)
-    ours = in_chunks(decoder, new_cache(decoder), PROMPT, 45)
+    ours = in_chunks(decoder, cache_for(decoder), PROMPT, 45)
     assert_close(ours, theirs(model, PROMPT))
 
 
 def test_a_pass_may_stop_at_any_layer_and_go_on(checkpoints: Checkpoints) -> None:
     directory, _ = checkpoints("grouped")
     decoder = load(directory, "reference", torch.float64)
-    whole, split = new_cache(decoder), new_cache(decoder)
+    whole, split = cache_for(decoder), cache_for(decoder)
     with torch.inference_mode():
         expected = in_chunks(decoder, whole, PROMPT, len(PROMPT))
         plan = decoder.kernels.prepare([Segment(0, len(PROMPT), (), PAGES)], PAGE_SIZE)
@@ -207,6 +204,6 @@ def test_only_asked_rows_come_back(checkpoints: Checkpoints) -> None:
     decoder = load(directory, "reference", torch.float64)
     batch = FlatBatch(PROMPT, [Segment(0, len(PROMPT), (), PAGES)], [44, 3])
     with torch.inference_mode():
-        output = decoder.run(batch, new_cache(decoder))
+        output = decoder.run(batch, cache_for(decoder))
     assert_close(output.logits, theirs(model, PROMPT)[[44, 3]])
     assert output.hidden.shape == (2, 48)

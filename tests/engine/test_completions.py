@@ -10,6 +10,7 @@ import torch
 from foredraft import SamplingParams
 from foredraft.core.coins import mix
 from foredraft.kernels.interface import Segment
+from foredraft.models.decoder import new_cache
 from foredraft.models.interface import FlatBatch
 from foredraft.testing.drafters import LiarDrafter, RepeatDrafter, TreeDrafter, WrongAtDrafter
 
@@ -100,12 +101,7 @@ def test_prompt_logprobs_are_those_of_the_prompt(make_llm, target):
 
 
 def raw_logprobs(target, tokens):
-    from foredraft.cache.tensors import KVCache
-
-    c = target.config
-    cache = KVCache(
-        c.num_layers, 1, c.num_kv_heads, len(tokens), c.head_dim, target.dtype, target.device
-    )
+    cache = new_cache(target.config, 1, len(tokens), target.dtype, target.device)
     batch = FlatBatch(tokens, [Segment(0, len(tokens), (), [0])], list(range(len(tokens))))
     return torch.log_softmax(target.model.run(batch, cache).logits.double(), dim=-1)
 

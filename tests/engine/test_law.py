@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 
 from foredraft import LLM, SamplingParams
-from foredraft.cache.tensors import KVCache
 from foredraft.kernels.interface import Segment
+from foredraft.models.decoder import new_cache
 from foredraft.models.interface import FlatBatch
 from foredraft.testing.drafters import RepeatDrafter, SkewedDrafter, TreeDrafter
 from foredraft.testing.models import tiny_model
@@ -28,7 +28,7 @@ def enumerate_law(model, temperature, length=LENGTH, prompt=PROMPT):
     """P of every continuation of `length` tokens, `[V ** length]`."""
     c = model.config
     total = len(prompt) + length
-    cache = KVCache(c.num_layers, 1, c.num_kv_heads, total, c.head_dim, model.dtype, model.device)
+    cache = new_cache(c, 1, total, model.dtype, model.device)
     law = []
     for tail in itertools.product(range(c.vocab_size), repeat=length):
         tokens = [*prompt, *tail]

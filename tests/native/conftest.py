@@ -7,11 +7,6 @@ import os
 import sys
 
 import pytest
-from hypothesis import settings
-
-# Timings depend on the machine's load; the tests are about bits.
-settings.register_profile("native", deadline=None)
-settings.load_profile("native")
 
 
 def load_sanitized_extension() -> None:

@@ -56,7 +56,7 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     (r"a bias must be", lambda: KERNELS.pack(torch.zeros(4, 6), torch.zeros(3))),
     (r"ids must be", lambda: KERNELS.embedding(torch.zeros(2, dtype=torch.int32), PACKED)),
     (r"norm's weight must be", lambda: KERNELS.rms_norm(torch.zeros(2, 6), torch.zeros(5), 1e-5)),
-    (r"gate_up must be", lambda: KERNELS.silu_multiply(torch.zeros(2, 7))),
+    (r"gate_up must be", lambda: KERNELS.gate_multiply(torch.zeros(2, 7), "silu")),
     (r"qkv must be", lambda: rope(qkv=torch.zeros(2, 33))),
     (r"qkv must be", lambda: rope(qkv=torch.zeros(2, 32))),
     (r"the plan has 2 rows, the tensor 3", lambda: rope(qkv=torch.zeros(3, 48))),

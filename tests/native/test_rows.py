@@ -39,8 +39,8 @@ def test_norm_and_activation_are_close_to_double_precision(
     )
     gate_up = random(rows, 2 * width) * size
     torch.testing.assert_close(
-        kernels.silu_multiply(gate_up).double(),
-        EXACT.silu_multiply(gate_up.double()),
+        kernels.gate_multiply(gate_up, "silu").double(),
+        EXACT.gate_multiply(gate_up.double(), "silu"),
         rtol=2e-6,
         atol=1e-30,
     )
@@ -49,7 +49,7 @@ def test_norm_and_activation_are_close_to_double_precision(
 def test_silu_at_the_ends_of_the_range(instruction_set: str) -> None:
     gate = torch.tensor([[0.0, -0.0, 200.0, -200.0, 88.0, -88.0, 1e30, -1e30]])
     kernels = NativeKernels(instruction_set=instruction_set)
-    out = kernels.silu_multiply(torch.cat([gate, torch.ones_like(gate)], dim=1))
+    out = kernels.gate_multiply(torch.cat([gate, torch.ones_like(gate)], dim=1), "silu")
     assert out[0, :3].tolist() == [0.0, 0.0, 200.0]
     assert out[0, 4].item() == 88.0
     assert out[0, 6].item() == pytest.approx(1e30)
@@ -60,11 +60,11 @@ def test_rows_are_independent_and_instruction_sets_agree(instruction_set: str) -
     kernels = NativeKernels(2, instruction_set=instruction_set)
     plain = NativeKernels(1, instruction_set="portable")
     x, weight = random(90, 602), random(602, seed=1)
-    norm, silu = kernels.rms_norm(x, weight, 1e-5), kernels.silu_multiply(x)
+    norm, silu = kernels.rms_norm(x, weight, 1e-5), kernels.gate_multiply(x, "silu")
     for row in (0, 44, 89):
         alone = x[row : row + 1]
         assert torch.equal(plain.rms_norm(alone, weight, 1e-5)[0], norm[row])
-        assert torch.equal(plain.silu_multiply(alone)[0], silu[row])
+        assert torch.equal(plain.gate_multiply(alone, "silu")[0], silu[row])
 
 
 @given(

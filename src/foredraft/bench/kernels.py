@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.bench.provenance import provenance
-from foredraft.cache.tensors import KVCache
 from foredraft.core.acceptance import match, rejection
 from foredraft.core.row_math import RowMath
 from foredraft.core.trees import topology
 from foredraft.kernels.interface import Segment
 from foredraft.kernels.native import NativeKernels
 from foredraft.models.config import ModelConfig
+from foredraft.models.decoder import new_cache
 from foredraft.models.interface import FlatBatch
 from foredraft.models.load import LoadedModel
 
@@ -229,15 +229,7 @@ class _Pass:
         config = loaded.config
         self._model = loaded.model
         pages = -(-(context + rows) // PAGE_SIZE)
-        self._cache = KVCache(
-            config.num_layers,
-            pages,
-            config.num_kv_heads,
-            PAGE_SIZE,
-            config.head_dim,
-            torch.float32,
-            loaded.device,
-        )
+        self._cache = new_cache(config, pages, PAGE_SIZE, torch.float32, loaded.device)
         table = list(range(pages))
         ids = [i % config.vocab_size for i in range(context + rows)]
         if context:

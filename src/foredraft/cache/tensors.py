@@ -1,4 +1,4 @@
-"""The keys and values themselves: two tensors a layer, cut into pages.
+"""The keys and values themselves: two tensors, cut into layers and pages.
 
 Knows shapes, dtypes and devices; knows no request and does not know which pages are in use.
 """
@@ -16,7 +16,7 @@ CACHE_LINE = 64  # bytes
 
 
 class KVCache:
-    """Keys and values of all layers, `[P, Hkv, page_size, D]` each, zero at the start.
+    """`keys` and `values`, `[layers, P, Hkv, page_size, D]` each, zero at the start.
 
     On a CPU the memory of a page is taken from the system when the page is first written, so that a
     large cache costs nothing until it is used.
@@ -47,7 +47,7 @@ class KVCache:
                 raise ValueError(f"{name} must be 1 or more, got {size}")
         if num_pages < 0:
             raise ValueError(f"num_pages must be 0 or more, got {num_pages}")
-        shape = (num_pages, num_kv_heads, page_size, head_dim)
+        shape = (num_layers, num_pages, num_kv_heads, page_size, head_dim)
         self.num_layers = num_layers
         self.num_pages = num_pages
         self.num_kv_heads = num_kv_heads
@@ -55,8 +55,8 @@ class KVCache:
         self.head_dim = head_dim
         self.dtype = dtype
         self.device = torch.device(device)
-        self.keys = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
-        self.values = [_zeros(shape, dtype, self.device) for _ in range(num_layers)]
+        self.keys = _zeros(shape, dtype, self.device)
+        self.values = _zeros(shape, dtype, self.device)
 
     @staticmethod
     def bytes_per_page(
@@ -86,12 +86,8 @@ class KVCache:
             return
         source = torch.tensor(list(sources), dtype=torch.int64, device=self.device)
         destination = torch.tensor(list(destinations), dtype=torch.int64, device=self.device)
-        for tensor in (*self.keys, *self.values):
-            _copy_rows(tensor, source, destination)
-
-
-def _copy_rows(tensor: Tensor, source: Tensor, destination: Tensor) -> None:
-    tensor.index_copy_(0, destination, tensor.index_select(0, source))
+        for tensor in (self.keys, self.values):
+            tensor.index_copy_(1, destination, tensor.index_select(1, source))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

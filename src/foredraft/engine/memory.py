@@ -14,6 +14,7 @@ from foredraft.cache.tensors import KVCache
 from foredraft.core.errors import ConfigError
 from foredraft.engine.config import EngineConfig
 from foredraft.models.config import ModelConfig
+from foredraft.models.decoder import new_cache
 from foredraft.models.load import DTYPES, LoadedModel
 
 
@@ -69,13 +70,4 @@ def plan_engine(
 
 def allocate_cache(loaded: LoadedModel, config: EngineConfig, dtype: torch.dtype) -> KVCache:
     """The cache of an engine with this configuration."""
-    model = loaded.config
-    return KVCache(
-        model.num_layers,
-        config.num_pages,
-        model.num_kv_heads,
-        config.page_size,
-        model.head_dim,
-        dtype,
-        loaded.device,
-    )
+    return new_cache(loaded.config, config.num_pages, config.page_size, dtype, loaded.device)

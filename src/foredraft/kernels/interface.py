@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foredraft.core.row_math import RowMath
+from foredraft.kernels.block import Activation, Block, HeadNorms
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Segment:
 class Kernels(Protocol):
     """One operation a method. On the native kernels a row's bits are independent of other rows.
 
-    What `pack` and `prepare` return is opaque to callers: what an implementation made of a weight,
-    and of a pass's segments.
+    What `pack`, `compile` and `prepare` return is opaque to callers: what an implementation made of
+    a weight, of a block and of a pass's segments.
     """
 
     name: str
@@ -57,28 +58,62 @@ class Kernels(Protocol):
     def linear(self, x: Tensor, packed: Any, residual: Tensor | None = None) -> Tensor:
         """`x [T, K] @ weight.T (+ bias) (+ residual [T, N])` -> `[T, N]`."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`x * rsqrt(mean(x^2) + eps) * weight` over the last dimension, `[T, H]`."""
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """`x * rsqrt(mean(x^2) + eps) * weight (+ residual)` over the last dimension, `[T, H]`."""
 
-    def silu_multiply(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` for `gate_up [T, 2F]` = gate beside up -> `[T, F]`."""
+    def gate_multiply(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """`activation(gate) * up` for `gate_up [T, 2F]` = gate beside up -> `[T, F]`."""
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """`cap * tanh(x / cap)` for `x [T, V]`."""
 
     def prepare(self, segments: Sequence[Segment], page_size: int) -> Any:
         """The plan of one pass: positions, slots, visible keys of each row; used by all layers."""
 
     def rope_and_store(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, plan: Any
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        plan: Any,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Rotate queries and keys by position, write keys and values to their slots.
+        """Norm heads, rotate queries and keys by position, write keys and values to their slots.
 
         qkv `[T, (Hq + 2 Hkv) D]`; cos, sin `[max_positions, D / 2]` (pairing: i with i + D/2);
         keys, values `[P, Hkv, page_size, D]`; returns the rotated queries `[T, Hq, D]`.
         """
 
     def attention(
-        self, queries: Tensor, keys: Tensor, values: Tensor, plan: Any, scale: float
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        plan: Any,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Tensor:
-        """Softmax attention of `queries [T, Hq, D]` over each row's visible keys -> `[T, Hq D]`."""
+        """Softmax attention of `queries [T, Hq, D]` over each row's visible keys -> `[T, Hq D]`.
+
+        With a window, a row at position p sees positions above p - window only. With a soft cap,
+        a score is `soft_cap * tanh(score / soft_cap)`.
+        """
+
+    def compile(self, block: Block) -> Any:
+        """A block for `run_blocks`, checked once."""
+
+    def run_blocks(
+        self, hidden: Tensor, blocks: Sequence[Any], keys: Tensor, values: Tensor, plan: Any
+    ) -> Tensor:
+        """`hidden [T, H]` through compiled blocks; keys, values `[blocks, P, Hkv, page_size, D]`.
+
+        Equals `block.apply_block` for each block in turn, on the native kernels to the bit.
+        """
 
     def move_slots(
         self, keys: Tensor, values: Tensor, sources: Sequence[int], destinations: Sequence[int]

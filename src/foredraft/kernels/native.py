@@ -17,6 +17,7 @@ from torch import Tensor
 
 import foredraft._native as _native
 from foredraft.core.row_math import RowMath
+from foredraft.kernels.block import Activation, Block, HeadNorms, apply_block
 from foredraft.kernels.interface import Segment
 
 _FLOAT = torch.float32
@@ -189,19 +190,25 @@ class NativeKernels:
         self._runtime.linear(packed.weight, x.data_ptr(), rows, k, added, out.data_ptr())
         return out
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
         """`x * weight / sqrt(mean(x^2) + eps)` over the last dimension of `[T, H]`."""
         if not _usable(x) or x.dim() != 2 or x.shape[1] == 0:
             _refuse("x", x, "[rows, width] of float32")
         rows, width = x.shape
         if not _usable(weight) or weight.shape != (width,):
             _refuse("the norm's weight", weight, f"[{width}] of float32")
+        if residual is not None:
+            raise ValueError("rms_norm adds no residual yet")
         out = torch.empty(rows, width, dtype=_FLOAT)
         self._runtime.rms_norm(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), rows, width)
         return out
 
-    def silu_multiply(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` for `gate_up [T, 2F]` -> `[T, F]`."""
+    def gate_multiply(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """`activation(gate) * up` for `gate_up [T, 2F]` -> `[T, F]`."""
+        if activation != "silu":
+            raise ValueError(f"activation {activation!r} is not built yet")
         if not _usable(gate_up) or gate_up.dim() != 2 or gate_up.shape[1] % 2 != 0:
             _refuse("gate_up", gate_up, "[rows, 2 F] of float32")
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -211,14 +218,39 @@ class NativeKernels:
         self._runtime.silu_multiply(gate_up.data_ptr(), out.data_ptr(), rows, width)
         return out
 
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """`cap * tanh(x / cap)`."""
+        raise ValueError("soft caps are not built yet")
+
+    def compile(self, block: Block) -> Block:
+        """The block itself."""
+        return block
+
+    def run_blocks(
+        self, hidden: Tensor, blocks: Sequence[Block], keys: Tensor, values: Tensor, plan: Any
+    ) -> Tensor:
+        """`hidden [T, H]` through `blocks`, one operation after the other."""
+        for block, layer_keys, layer_values in zip(blocks, keys, values, strict=True):
+            hidden = apply_block(self, block, hidden, layer_keys, layer_values, plan)
+        return hidden
+
     def prepare(self, segments: Sequence[Segment], page_size: int) -> Any:
         """The pass's plan, a `_native.Plan`; raises ValueError for a malformed segment."""
         return _native.plan(segments, page_size)
 
     def rope_and_store(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, plan: Any
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        plan: Any,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         """Rotated queries `[T, Hq, D]`; keys and values go to their slots in the cache's dtype."""
+        if norms is not None:
+            raise ValueError("head norms are not built yet")
         cache = _cache_arguments(keys, values)
         kv_heads, dim = keys.shape[1], keys.shape[3]
         if not _usable(qkv) or qkv.dim() != 2 or dim == 0 or qkv.shape[1] % dim != 0:
@@ -245,9 +277,18 @@ class NativeKernels:
         return queries
 
     def attention(
-        self, queries: Tensor, keys: Tensor, values: Tensor, plan: Any, scale: float
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        plan: Any,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Tensor:
         """Softmax attention of each row over its visible keys -> `[T, Hq D]`."""
+        if window or soft_cap:
+            raise ValueError("windows and soft caps are not built yet")
         cache = _cache_arguments(keys, values)
         dim = keys.shape[3]
         if not _usable(queries) or queries.dim() != 3 or queries.shape[2] != dim:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.core.row_math import RowMath, TorchRowMath
+from foredraft.kernels.block import Activation, Block, HeadNorms, apply_block
 from foredraft.kernels.interface import Segment
 
 
@@ -32,6 +33,7 @@ class ReferenceSegment:
     first: int
     rows: int
     slots: Tensor  # [keys] physical slots of the prefix, then of the segment's own rows
+    key_positions: Tensor  # [keys]
     hidden: Tensor  # [rows, keys] bool, True where the row does not see the key
 
 
@@ -119,15 +121,22 @@ class ReferenceKernels:
             out = out + packed.bias
         return out if residual is None else out + residual
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`x * rsqrt(mean(x^2) + eps) * weight` over the last dimension."""
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """`x * rsqrt(mean(x^2) + eps) * weight (+ residual)` over the last dimension."""
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        return x * scale * weight.to(self.device, self.dtype)
+        out = x * scale * weight.to(self.device, self.dtype)
+        return out if residual is None else out + residual
 
-    def silu_multiply(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` for `gate_up [T, 2F]`."""
+    def gate_multiply(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """`activation(gate) * up` for `gate_up [T, 2F]`."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """`cap * tanh(x / cap)`."""
+        return torch.tanh(x / cap) * cap
 
     def prepare(self, segments: Sequence[Segment], page_size: int) -> ReferencePlan:
         """Positions, slots and visible keys of every row; ValueError for a malformed segment."""
@@ -137,7 +146,8 @@ class ReferenceKernels:
         for segment in segments:
             physical = physical_slots(segment, page_size)
             first = len(positions)
-            positions += segment_positions(segment)
+            own = segment_positions(segment)
+            positions += own
             slots += physical[segment.prefix :]
             seen = torch.ones(segment.rows, segment.prefix, dtype=torch.bool)
             hidden = ~torch.cat([seen, own_rows_visible(segment)], dim=1)
@@ -146,6 +156,7 @@ class ReferenceKernels:
                     first,
                     segment.rows,
                     torch.tensor(physical, dtype=torch.int64, device=self.device),
+                    torch.tensor([*range(segment.prefix), *own], device=self.device),
                     hidden.to(self.device),
                 )
             )
@@ -164,11 +175,17 @@ class ReferenceKernels:
         keys: Tensor,
         values: Tensor,
         plan: ReferencePlan,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         """Rotated queries `[T, Hq, D]`; keys and values written to their slots in their dtype."""
         num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
         heads = qkv.reshape(qkv.shape[0], -1, head_dim)
         num_heads = heads.shape[1] - 2 * num_kv_heads
+        if norms is not None:
+            queries = self.rms_norm(heads[:, :num_heads], norms.queries, norms.eps)
+            rest = heads[:, num_heads:]
+            new_keys = self.rms_norm(rest[:, :num_kv_heads], norms.keys, norms.eps)
+            heads = torch.cat([queries, new_keys, rest[:, num_kv_heads:]], dim=1)
         cos_rows = cos.to(self.device, self.dtype)[plan.positions].unsqueeze(1)
         sin_rows = sin.to(self.device, self.dtype)[plan.positions].unsqueeze(1)
         turned = heads[:, : num_heads + num_kv_heads]
@@ -182,7 +199,14 @@ class ReferenceKernels:
         return turned[:, :num_heads].contiguous()
 
     def attention(
-        self, queries: Tensor, keys: Tensor, values: Tensor, plan: ReferencePlan, scale: float
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        plan: ReferencePlan,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Tensor:
         """Softmax attention of each row over its visible keys -> `[T, Hq D]`."""
         num_heads, num_kv_heads = queries.shape[1], keys.shape[1]
@@ -194,9 +218,32 @@ class ReferenceKernels:
             v = values[pages, :, offsets].to(self.dtype).repeat_interleave(group, dim=1)
             rows = slice(part.first, part.first + part.rows)
             scores = torch.einsum("thd,khd->htk", queries[rows], k) * scale
-            weights = scores.masked_fill(part.hidden, float("-inf")).softmax(-1)
+            if soft_cap:
+                scores = self.soft_cap(scores, soft_cap)
+            hidden = part.hidden
+            if window:
+                reach = plan.positions[rows, None] - part.key_positions
+                hidden = hidden | (reach >= window)
+            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             out[rows] = torch.einsum("htk,khd->thd", weights, v)
         return out.reshape(out.shape[0], -1)
+
+    def compile(self, block: Block) -> Block:
+        """The block itself."""
+        return block
+
+    def run_blocks(
+        self,
+        hidden: Tensor,
+        blocks: Sequence[Block],
+        keys: Tensor,
+        values: Tensor,
+        plan: ReferencePlan,
+    ) -> Tensor:
+        """`hidden [T, H]` through `blocks`, one operation after the other."""
+        for block, layer_keys, layer_values in zip(blocks, keys, values, strict=True):
+            hidden = apply_block(self, block, hidden, layer_keys, layer_values, plan)
+        return hidden
 
     def move_slots(
         self, keys: Tensor, values: Tensor, sources: Sequence[int], destinations: Sequence[int]

@@ -7,13 +7,13 @@ file. A pass is one flat batch: prompt chunks, pending tokens and draft nodes of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from foredraft.cache.tensors import KVCache
+from foredraft.kernels.block import Block
 from foredraft.kernels.interface import Kernels
 from foredraft.models.config import ModelConfig
 from foredraft.models.interface import FlatBatch, ModelOutput
@@ -25,16 +25,17 @@ def activation_dtype(weight_dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if weight_dtype == torch.float64 else torch.float32
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One block's weights, packed: q, k and v in one matrix, gate and up in one."""
-
-    attention_norm: Tensor  # [H]
-    qkv: Any
-    output: Any
-    mlp_norm: Tensor  # [H]
-    gate_up: Any
-    down: Any
+def new_cache(
+    config: ModelConfig,
+    num_pages: int,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> KVCache:
+    """A cache of `num_pages` pages for a model of this config."""
+    return KVCache(
+        config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, dtype, device
+    )
 
 
 class Decoder:
@@ -67,26 +68,35 @@ class Decoder:
         else:
             self._head = kernels.pack(reader.tensor("lm_head.weight"))
         del embedding
-        self._layers = [self._layer(reader, i, activation) for i in range(config.num_layers)]
-        self._norm = reader.tensor("model.norm.weight", activation)
-        self._cos, self._sin = config.rope.tables(
+        tables = config.rope.tables(
             config.head_dim, config.max_position_embeddings, activation, self.device
         )
+        self._blocks = [
+            kernels.compile(self._block(reader, i, activation, tables))
+            for i in range(config.num_layers)
+        ]
+        self._norm = reader.tensor("model.norm.weight", activation)
         self.weight_bytes = reader.num_bytes
 
-    def _layer(self, reader: Reader, index: int, activation: torch.dtype) -> Layer:
+    def _block(
+        self, reader: Reader, index: int, activation: torch.dtype, tables: tuple[Tensor, Tensor]
+    ) -> Block:
         config, pack = self.config, self.kernels.pack
         name = f"model.layers.{index}"
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         qkv = [f"{attention}.{part}_proj" for part in "qkv"]
         gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
-        return Layer(
+        return Block(
             attention_norm=reader.tensor(f"{name}.input_layernorm.weight", activation),
             qkv=pack(*reader.fused(qkv, config.qkv_bias)),
             output=pack(*reader.fused([f"{attention}.o_proj"], config.output_bias)),
             mlp_norm=reader.tensor(f"{name}.post_attention_layernorm.weight", activation),
             gate_up=pack(*reader.fused(gate_up, config.mlp_bias)),
             down=pack(*reader.fused([f"{mlp}.down_proj"], config.mlp_bias)),
+            cos=tables[0],
+            sin=tables[1],
+            eps=config.rms_norm_eps,
+            scale=config.attention_scale,
         )
 
     def run(self, batch: FlatBatch, cache: KVCache) -> ModelOutput:
@@ -108,20 +118,9 @@ class Decoder:
 
     def layers(self, lo: int, hi: int, hidden: Tensor, plan: Any, cache: KVCache) -> Tensor:
         """Layers `lo .. hi - 1` over `hidden [T, H]`; see `Model.layers`."""
-        kernels = self.kernels
-        rms_norm, linear, attend = kernels.rms_norm, kernels.linear, kernels.attention
-        rope_and_store, silu_multiply = kernels.rope_and_store, kernels.silu_multiply
-        cos, sin = self._cos, self._sin
-        eps, scale = self.config.rms_norm_eps, self.config.attention_scale
-        for layer, keys, values in zip(
-            self._layers[lo:hi], cache.keys[lo:hi], cache.values[lo:hi], strict=True
-        ):
-            qkv = linear(rms_norm(hidden, layer.attention_norm, eps), layer.qkv)
-            queries = rope_and_store(qkv, cos, sin, keys, values, plan)
-            hidden = linear(attend(queries, keys, values, plan, scale), layer.output, hidden)
-            gate_up = linear(rms_norm(hidden, layer.mlp_norm, eps), layer.gate_up)
-            hidden = linear(silu_multiply(gate_up), layer.down, hidden)
-        return hidden
+        return self.kernels.run_blocks(
+            hidden, self._blocks[lo:hi], cache.keys[lo:hi], cache.values[lo:hi], plan
+        )
 
     def head(self, hidden: Tensor) -> ModelOutput:
         """Final norm and logits of `hidden [R, H]`."""

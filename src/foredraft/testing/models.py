@@ -19,11 +19,10 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
-from foredraft.cache.tensors import KVCache
 from foredraft.kernels.catalog import load_kernels
 from foredraft.kernels.interface import Segment
 from foredraft.models.config import ModelConfig
-from foredraft.models.decoder import Decoder, activation_dtype
+from foredraft.models.decoder import Decoder, activation_dtype, new_cache
 from foredraft.models.interface import FlatBatch
 from foredraft.models.load import LoadedModel
 from foredraft.models.rope import Rope
@@ -169,10 +168,9 @@ def target_logits(loaded: LoadedModel) -> Callable[[tuple[int, ...]], Tensor]:
     @lru_cache(maxsize=65536)
     def logits(context: tuple[int, ...]) -> Tensor:
         used = -(-len(context) // page_size)
-        cache = KVCache(
-            config.num_layers, min(used, num_pages), config.num_kv_heads, page_size,
-            config.head_dim, activation_dtype(loaded.dtype), loaded.device,
-        )  # fmt: skip
+        cache = new_cache(
+            config, min(used, num_pages), page_size, activation_dtype(loaded.dtype), loaded.device
+        )
         segment = Segment(0, len(context), (), range(used))
         batch = FlatBatch(context, [segment], [len(context) - 1])
         return loaded.model.run(batch, cache).logits[0]
