@@ -257,7 +257,7 @@ def test_several_templates_by_name(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ({"name_or_path": "no-such-model"}, "built-in names: smollm2-135m"),
+        ({"name_or_path": "no-such-model"}, "built-in names: gemma3-270m, smollm2-135m"),
         ({"name_or_path": __file__}, "is no .gguf file"),
         ({"dtype": "int8"}, "unknown dtype 'int8'; valid are auto, float32"),
         ({"kernels": "fast"}, "unknown kernels 'fast'"),

@@ -1,6 +1,7 @@
 """Fetching a built-in model with a progress bar, once.
 
-Knows progress bars; `models.registry` knows where models come from and where they are kept.
+Knows progress bars and where to say what a licence asks for; `models.registry` knows where models
+come from and where they are kept.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ def fetch(model: str) -> Path:
             if stage not in WORDS:  # "verify" is over as soon as it is told
                 return
             if stage not in tasks:
+                if stage == "download" and not console.is_terminal:
+                    console.print(f"fetching {model} ...")
                 tasks[stage] = bars.add_task(f"{WORDS[stage]} {model}", total=total)
             bars.update(tasks[stage], completed=done)
 
-        if not console.is_terminal and cached_path(model) is None:
-            console.print(f"fetching {model} ...")
-        return pull(model, show)
+        def announce(notice: str) -> None:
+            console.print(notice, soft_wrap=True)
+
+        return pull(model, show, announce)

