@@ -69,6 +69,16 @@ void bind_weight(nb::module_& m) {
   nb::class_<PackedWeight>(m, "PackedWeight").def_prop_ro("bytes", &PackedWeight::bytes);
 }
 
+void bind_block(nb::module_& m) {
+  nb::class_<Block>(m, "Block")
+      .def("__init__", [](Block* self, Address attention_norm, const PackedWeight& qkv, const PackedWeight& output, Address mlp_norm,
+                          const PackedWeight& gate_up, const PackedWeight& down, Address cos, Address sin, int64_t positions, int64_t half_dim,
+                          float eps, float scale) {
+        new (self) Block{at<float>(attention_norm), &qkv, &output, at<float>(mlp_norm), &gate_up, &down, at<float>(cos), at<float>(sin),
+                         positions, 2 * half_dim, eps, scale};
+      });
+}
+
 void bind_runtime(nb::module_& m) {
   const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Runtime>(m, "Runtime")
@@ -100,6 +110,12 @@ void bind_runtime(nb::module_& m) {
                            int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim, bool bf16, float scale, Address out) {
         r.attention(plan, {nullptr, cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), at<float>(queries), at<float>(out),
                            heads, scale}, rows);
+      }, no_gil)
+      .def("run_blocks", [](const Runtime& r, const std::vector<const Block*>& blocks, const Plan& plan, Address keys, Address values,
+                            int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim, bool bf16, Address hidden, int64_t rows,
+                            int64_t width, Address out) {
+        r.run_blocks(blocks, plan, cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), at<float>(hidden), rows, width,
+                     at<float>(out));
       }, no_gil)
       .def("move_slots", [](const Runtime& r, Address keys, Address values, int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim,
                             bool bf16, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) {
@@ -146,6 +162,7 @@ NB_MODULE(_native, m) {
   m.doc() = "foredraft's native kernels";
   bind_plan(m);
   bind_weight(m);
+  bind_block(m);
   bind_runtime(m);
   bind_row_math(nb::borrow<nb::class_<Runtime>>(m.attr("Runtime")));
   m.def("best_instruction_set", [] { return std::string(runnable_tables().front()->name); });

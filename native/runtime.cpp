@@ -4,6 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "aligned.h"
+
 namespace foredraft {
 
 namespace {
@@ -13,21 +15,6 @@ constexpr int64_t kElementsWorthSharing = 16 * 1024;
 constexpr int64_t kProductsWorthSharing = 64 * 1024;
 // A thread takes weights by the chunk: long enough to stream, short enough that the threads finish together.
 constexpr int64_t kChunkBytes = 192 * 1024;
-
-// Floats that start on a cache line: a vector across two lines costs two accesses.
-class AlignedFloats {
- public:
-  float* room(int64_t floats) {
-    const size_t wanted = static_cast<size_t>(floats) + kLine;
-    if (memory_.size() < wanted) memory_.resize(wanted);
-    const uintptr_t address = reinterpret_cast<uintptr_t>(memory_.data());
-    return memory_.data() + (kLine - address / sizeof(float) % kLine) % kLine;
-  }
-
- private:
-  static constexpr size_t kLine = 16;
-  std::vector<float> memory_;
-};
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 

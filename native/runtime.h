@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "block.h"
 #include "instruction_sets.h"
 #include "packed.h"
 #include "plan.h"
@@ -27,12 +28,17 @@ class Runtime {
   void silu_multiply(const float* gate_up, float* out, int64_t rows, int64_t width) const;
   void rope_and_store(const Plan& plan, RopeArgs args, int64_t rows, int64_t positions) const;
   void attention(const Plan& plan, AttentionArgs args, int64_t rows) const;
+  // hidden [rows, width] through blocks; the cache is the first block's, those of the others follow it in memory.
+  void run_blocks(const std::vector<const Block*>& blocks, const Plan& plan, CacheView cache, const float* hidden, int64_t rows,
+                  int64_t width, float* out) const;
   void move_slots(const CacheView& cache, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) const;
   void argmax_rows(const float* rows, int64_t count, int64_t n, int64_t* ids) const;
   // Reads n floats (whole megabytes of them; a rest is left out) with all threads; the result only keeps the reads alive.
   float read_memory(const float* p, int64_t n) const;
 
  private:
+  void run_block(const Block& block, const Plan& plan, const CacheView& cache, const float* hidden, int64_t rows, float* out) const;
+
   const KernelTable* table_;
   std::shared_ptr<ThreadPool> pool_;
 };

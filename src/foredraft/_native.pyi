@@ -12,6 +12,24 @@ class Plan:
 class PackedWeight:
     bytes: int
 
+class Block:
+    def __init__(
+        self,
+        attention_norm: int,
+        qkv: PackedWeight,
+        output: PackedWeight,
+        mlp_norm: int,
+        gate_up: PackedWeight,
+        down: PackedWeight,
+        cos: int,
+        sin: int,
+        positions: int,
+        half_dim: int,
+        eps: float,
+        scale: float,
+        /,
+    ) -> None: ...
+
 class Runtime:
     instruction_set: str
     num_threads: int
@@ -59,6 +77,23 @@ class Runtime:
         dim: int,
         bf16: bool,
         scale: float,
+        out: int,
+        /,
+    ) -> None: ...
+    def run_blocks(
+        self,
+        blocks: list[Block],
+        plan: Plan,
+        keys: int,
+        values: int,
+        pages: int,
+        kv_heads: int,
+        page_size: int,
+        dim: int,
+        bf16: bool,
+        hidden: int,
+        rows: int,
+        width: int,
         out: int,
         /,
     ) -> None: ...

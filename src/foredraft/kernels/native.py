@@ -17,7 +17,7 @@ from torch import Tensor
 
 import foredraft._native as _native
 from foredraft.core.row_math import RowMath
-from foredraft.kernels.block import Activation, Block, HeadNorms, apply_block
+from foredraft.kernels.block import Activation, Block, HeadNorms
 from foredraft.kernels.interface import Segment
 
 _FLOAT = torch.float32
@@ -37,6 +37,14 @@ class NativePacked:
         return int(self.weight.bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class NativeBlock:
+    """A block whose addresses the extension holds, and the block itself, which keeps them alive."""
+
+    native: _native.Block
+    block: Block
+
+
 def _refuse(what: str, tensor: Tensor, wanted: str) -> NoReturn:
     layout = "contiguous" if tensor.is_contiguous() else "strided"
     raise ValueError(
@@ -49,15 +57,43 @@ def _usable(tensor: Tensor) -> bool:
     return tensor.dtype is _FLOAT and tensor.is_contiguous() and tensor.is_cpu
 
 
-def _cache_arguments(keys: Tensor, values: Tensor) -> tuple[int, int, int, int, int, int, bool]:
-    """keys and values `[P, Hkv, page_size, D]` as addresses, sizes, and whether bfloat16."""
+def _cache_arguments(
+    keys: Tensor, values: Tensor, dims: int = 4
+) -> tuple[int, int, int, int, int, int, bool]:
+    """keys and values `[.., P, Hkv, page_size, D]`: addresses, last four sizes, if bfloat16."""
     bf16 = _CACHE_DTYPES.get(keys.dtype)
     for name, cache in (("keys", keys), ("values", values)):
-        if bf16 is None or cache.dim() != 4 or not (cache.is_contiguous() and cache.is_cpu):
-            _refuse(name, cache, "[pages, heads, page_size, dim] of float32 or bfloat16")
+        if bf16 is None or cache.dim() != dims or not (cache.is_contiguous() and cache.is_cpu):
+            layers = "layers, " * (dims - 4)
+            _refuse(name, cache, f"[{layers}pages, heads, page_size, dim] of float32 or bfloat16")
     if keys.shape != values.shape or keys.dtype is not values.dtype:
         _refuse("values", values, f"{tuple(keys.shape)} of {keys.dtype} like the keys")
-    return (keys.data_ptr(), values.data_ptr(), *keys.shape, bool(bf16))
+    pages, heads, page_size, dim = keys.shape[-4:]
+    return keys.data_ptr(), values.data_ptr(), pages, heads, page_size, dim, bool(bf16)
+
+
+def _check_block(block: Block) -> None:
+    """Raises ValueError where the parts of a block do not fit each other."""
+    width, inner, dim = block.qkv.k, block.down.k, 2 * block.cos.shape[-1]
+    norms = {"attention_norm": block.attention_norm, "mlp_norm": block.mlp_norm}
+    for name, norm in norms.items():
+        if not _usable(norm) or norm.shape != (width,):
+            _refuse(name, norm, f"[{width}] of float32")
+    for name, table in (("cos", block.cos), ("sin", block.sin)):
+        if not _usable(table) or table.dim() != 2 or table.shape != block.cos.shape or dim == 0:
+            _refuse(name, table, f"[positions, {dim // 2}] of float32")
+    heads, key_heads = block.output.k // dim, (block.qkv.n - block.output.k) // (2 * dim)
+    shapes = {
+        "qkv": (block.qkv, (heads + 2 * key_heads) * dim, width),
+        "output": (block.output, width, heads * dim),
+        "gate_up": (block.gate_up, 2 * inner, width),
+        "down": (block.down, width, inner),
+    }
+    for name, (packed, n, k) in shapes.items():
+        if (packed.n, packed.k) != (n, k):
+            raise ValueError(f"{name} must be [{n}, {k}], got [{packed.n}, {packed.k}]")
+    if heads < 1 or key_heads < 1 or heads % key_heads != 0:
+        raise ValueError(f"{heads} query heads cannot share {key_heads} key heads")
 
 
 class NativeRowMath:
@@ -222,17 +258,50 @@ class NativeKernels:
         """`cap * tanh(x / cap)`."""
         raise ValueError("soft caps are not built yet")
 
-    def compile(self, block: Block) -> Block:
-        """The block itself."""
-        return block
+    def compile(self, block: Block) -> NativeBlock:
+        """The block's addresses and options; raises ValueError where its shapes do not fit."""
+        _check_block(block)
+        native = _native.Block(
+            block.attention_norm.data_ptr(),
+            block.qkv.weight,
+            block.output.weight,
+            block.mlp_norm.data_ptr(),
+            block.gate_up.weight,
+            block.down.weight,
+            block.cos.data_ptr(),
+            block.sin.data_ptr(),
+            block.cos.shape[0],
+            block.cos.shape[1],
+            block.eps,
+            block.scale,
+        )
+        return NativeBlock(native, block)
 
     def run_blocks(
-        self, hidden: Tensor, blocks: Sequence[Block], keys: Tensor, values: Tensor, plan: Any
+        self,
+        hidden: Tensor,
+        blocks: Sequence[NativeBlock],
+        keys: Tensor,
+        values: Tensor,
+        plan: Any,
     ) -> Tensor:
-        """`hidden [T, H]` through `blocks`, one operation after the other."""
-        for block, layer_keys, layer_values in zip(blocks, keys, values, strict=True):
-            hidden = apply_block(self, block, hidden, layer_keys, layer_values, plan)
-        return hidden
+        """`hidden [T, H]` through `blocks` in one call, to the bit as by single operations."""
+        if not _usable(hidden) or hidden.dim() != 2:
+            _refuse("hidden", hidden, "[rows, width] of float32")
+        if keys.dim() != 5 or keys.shape[0] != len(blocks):
+            _refuse("keys", keys, f"[{len(blocks)}, pages, heads, page_size, dim]")
+        cache = _cache_arguments(keys, values, 5)
+        out = torch.empty_like(hidden)
+        self._runtime.run_blocks(
+            [block.native for block in blocks],
+            plan,
+            *cache,
+            hidden.data_ptr(),
+            hidden.shape[0],
+            hidden.shape[1],
+            out.data_ptr(),
+        )
+        return out
 
     def prepare(self, segments: Sequence[Segment], page_size: int) -> Any:
         """The pass's plan, a `_native.Plan`; raises ValueError for a malformed segment."""
