@@ -108,7 +108,7 @@ def test_a_drafter_cannot_change_the_tokens_it_is_shown(make_llm, plain):
 
 def test_a_view_keeps_its_length_and_reads_as_a_sequence():
     tokens = [1, 2, 3]
-    view = TokenView(tokens)
+    view = TokenView(tokens, len(tokens))
     tokens.append(4)
     assert list(view) == view[:] == [1, 2, 3]
     assert (view[-1], view[0], view[1:9], view[-2:], len(view)) == (3, 1, [2, 3], [2, 3], 3)

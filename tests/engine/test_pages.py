@@ -9,6 +9,7 @@ import pytest
 from foredraft import SamplingParams
 from foredraft.core.errors import InvalidRequest
 from foredraft.kernels.catalog import native_available
+from foredraft.models.decoder import cache_shape
 from foredraft.testing.drafters import RaisingDrafter, RepeatDrafter
 from foredraft.testing.models import tiny_model
 
@@ -77,12 +78,7 @@ def test_more_requests_than_fit_wait_and_all_finish(make_llm, oracle, plain, tar
 
 
 def bytes_of_pages(target, page_size, pages):
-    from foredraft.cache.tensors import KVCache
-
-    config = target.config
-    return pages * KVCache.bytes_per_page(
-        config.num_layers, config.num_kv_heads, page_size, config.head_dim, target.dtype
-    )
+    return pages * page_size * cache_shape(target.config, target.dtype).bytes_per_position
 
 
 def test_a_request_that_never_fits_is_refused_with_its_sizes(make_llm, target):

@@ -41,7 +41,7 @@ def test_an_installed_package_adds_a_method(monkeypatch: pytest.MonkeyPatch) -> 
         EntryPoint("ngram", f"{HERE}:EmptyDrafter", catalog.ENTRY_POINT_GROUP),
     ]
     monkeypatch.setattr(catalog, "entry_points", lambda group: points)
-    assert method_names() == ["auto", "ngram", "theirs"]
+    assert method_names() == sorted({"auto", "theirs", *catalog.BUILT_IN})
     assert isinstance(build_drafter("theirs").drafter, EmptyDrafter)
     assert isinstance(build_drafter("ngram").drafter, NgramDrafter)
 
@@ -66,7 +66,7 @@ def test_a_constructor_that_names_the_target_gets_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("nrgam", {}, "unknown speculative method 'nrgam'; valid are auto, ngram, or a path"),
+        ("nrgam", {}, "unknown speculative method 'nrgam'; valid are auto, draft_model, ngram, or a path"),
         ("no.such.module:Drafter", {}, "cannot import speculative method 'no.such.module:Drafter'"),
         (f"{HERE}:Nothing", {}, "cannot import speculative method"),
         (f"{HERE}:__name__", {}, "names no drafter class"),

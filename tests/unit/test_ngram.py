@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foredraft.core.errors import ConfigError
-from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.interface import Drafter, DraftRequest
 from foredraft.drafters.ngram import NgramDrafter, NgramIndex
+from foredraft.testing.requests import draft_request
+
+V = 2**17
 
 
 def request(tokens: Sequence[int], max_nodes: int = 8, id: str = "r") -> DraftRequest:  # noqa: A002
-    return DraftRequest(id, tokens, len(tokens), max_nodes, SamplingParams(), 0, False)
+    return draft_request(tokens, max_nodes=max_nodes, vocab_size=V, name=id)
 
 
 def draft(drafter: NgramDrafter, tokens: Sequence[int], max_nodes: int = 8) -> list[int]:
@@ -200,13 +203,14 @@ def operations_per_step(length: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
     monkeypatch.setattr(NgramIndex, "__init__", make_counting)
     drafter = NgramDrafter()
-    assert draft(drafter, tokens) == []
+    asked = replace(request([0]), tokens=tokens)  # made without reading the counted tokens
+    assert not drafter.propose([asked])[0].tokens
     assert operations.count >= length
     worst = 0
     for step in range(20):
         tokens.extend(counting_tokens(operations, [length + step]))
         operations.count = 0
-        assert draft(drafter, tokens) == []
+        assert not drafter.propose([asked])[0].tokens
         worst = max(worst, operations.count)
     return worst
 

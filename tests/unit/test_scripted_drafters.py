@@ -30,10 +30,12 @@ from foredraft.testing.drafters import (
     WrongAtDrafter,
     merge_chains,
 )
+from foredraft.testing.requests import draft_request
 
 V = 6
 PROMPT = (1, 2)
 OUTPUT = (3, 0, 5, 4, 1)
+END_IDS = frozenset({1})
 
 
 def request(
@@ -45,9 +47,17 @@ def request(
     name: str = "r",
     **sampling: Any,
 ) -> DraftRequest:
-    tokens = [*prompt, *output]
-    params = SamplingParams(**sampling)
-    return DraftRequest(name, tokens, len(prompt), max_nodes, params, seed, coupled)
+    return draft_request(
+        [*prompt, *output],
+        len(prompt),
+        vocab_size=V,
+        max_nodes=max_nodes,
+        sampling=SamplingParams(**sampling),
+        seed=seed,
+        coupled=coupled,
+        name=name,
+        end_token_ids=END_IDS | set(sampling.get("stop_token_ids", ())),
+    )
 
 
 def draft(drafter: Drafter, asked: DraftRequest) -> Draft:
@@ -144,7 +154,7 @@ def test_raising_at_its_call_and_not_before() -> None:
 def test_recording_keeps_tokens_as_they_were() -> None:
     drafter = RecordingDrafter(oracle())
     growing = list(PROMPT)
-    asked = DraftRequest("a", growing, 2, 2, SamplingParams(), 0, False)
+    asked = draft_request(growing, 2, max_nodes=2, vocab_size=V, name="a")
     drafter.propose([asked])
     growing.append(3)
     drafter.propose([asked, request(name="b")])
@@ -271,7 +281,7 @@ def test_self_draws_the_targets_own_tokens(sampling: dict[str, Any], output: lis
     params = SamplingParams(**sampling)
     ends = frozenset({1, *(params.stop_token_ids or ())})
     sampler = Sampler(params, V, ends, TorchRowMath())
-    drafter = SelfDrafter(table_logits, frozenset({1}))
+    drafter = SelfDrafter(table_logits)
     coupled = draft(drafter, request(output, coupled=True, **sampling))
     assert coupled.probs is None
     sampled = draft(drafter, request(output, **sampling))

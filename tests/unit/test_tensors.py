@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from foredraft.cache.tensors import KVCache
+from foredraft.cache.tensors import CacheShape, KVCache
 
 
 def cache(num_pages: int = 3, dtype: torch.dtype = torch.float64) -> KVCache:
-    return KVCache(2, num_pages, 2, 4, 8, dtype, "cpu")
+    return KVCache(CacheShape(2, 2, 8, dtype), num_pages, 4, "cpu")
 
 
 def test_layers_have_the_shape_of_the_kernels_interface() -> None:
@@ -32,7 +32,7 @@ def test_bytes_are_those_of_the_tensors(dtype: torch.dtype) -> None:
     made = cache(num_pages=5, dtype=dtype)
     held = sum(t.numel() * t.element_size() for t in (*made.keys, *made.values))
     assert made.num_bytes == held
-    assert KVCache.bytes_per_page(2, 2, 4, 8, dtype) * 5 == held
+    assert made.shape.bytes_per_position * 4 * 5 == held
 
 
 def test_copied_pages_are_equal_and_the_rest_is_untouched() -> None:
@@ -58,14 +58,14 @@ def test_ambiguous_copies_are_errors(sources: list[int], destinations: list[int]
 
 def test_sizes_below_one_are_errors() -> None:
     with pytest.raises(ValueError, match="page_size must be 1 or more, got 0"):
-        KVCache(1, 1, 1, 0, 8, torch.float32, "cpu")
+        KVCache(CacheShape(1, 1, 8, torch.float32), 1, 0, "cpu")
     with pytest.raises(ValueError, match="num_pages"):
-        KVCache(1, -1, 1, 4, 8, torch.float32, "cpu")
+        KVCache(CacheShape(1, 1, 8, torch.float32), -1, 4, "cpu")
 
 
 def test_unused_pages_take_no_memory() -> None:
     before = resident_bytes()
-    made = KVCache(4, 2**16, 2, 16, 32, torch.float32, "cpu")
+    made = KVCache(CacheShape(4, 2, 32, torch.float32), 2**16, 16, "cpu")
     assert made.num_bytes == 2**31
     made.keys[0][7].fill_(1.0)
     assert resident_bytes() - before < 2**28

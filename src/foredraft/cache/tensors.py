@@ -7,12 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 CACHE_LINE = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What a model keeps of each position: sizes and dtype, whatever the number of pages.
+
+    Raises ValueError for a size below 1.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_kv_heads", "head_dim"):
+            _at_least_one(name, getattr(self, name))
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Keys and values of one position in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class KVCache:
@@ -27,50 +50,31 @@ class KVCache:
 
     def __init__(
         self,
-        num_layers: int,
+        shape: CacheShape,
         num_pages: int,
-        num_kv_heads: int,
         page_size: int,
-        head_dim: int,
-        dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        """Raises ValueError for a size below 1 (`num_pages` may be 0)."""
-        sizes = {
-            "num_layers": num_layers,
-            "num_kv_heads": num_kv_heads,
-            "page_size": page_size,
-            "head_dim": head_dim,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be 1 or more, got {size}")
+        """Raises ValueError for a `page_size` below 1 (`num_pages` may be 0)."""
+        _at_least_one("page_size", page_size)
         if num_pages < 0:
             raise ValueError(f"num_pages must be 0 or more, got {num_pages}")
-        shape = (num_layers, num_pages, num_kv_heads, page_size, head_dim)
-        self.num_layers = num_layers
+        self.shape = shape
         self.num_pages = num_pages
-        self.num_kv_heads = num_kv_heads
         self.page_size = page_size
-        self.head_dim = head_dim
-        self.dtype = dtype
         self.device = torch.device(device)
-        self.keys = _zeros(shape, dtype, self.device)
-        self.values = _zeros(shape, dtype, self.device)
+        sizes = (shape.num_layers, num_pages, shape.num_kv_heads, page_size, shape.head_dim)
+        self.keys = _zeros(sizes, shape.dtype, self.device)
+        self.values = _zeros(sizes, shape.dtype, self.device)
 
-    @staticmethod
-    def bytes_per_page(
-        num_layers: int, num_kv_heads: int, page_size: int, head_dim: int, dtype: torch.dtype
-    ) -> int:
-        """Bytes one page takes in all layers, keys and values together."""
-        return 2 * num_layers * num_kv_heads * page_size * head_dim * dtype.itemsize
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.shape.dtype
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all pages together."""
-        return self.num_pages * self.bytes_per_page(
-            self.num_layers, self.num_kv_heads, self.page_size, self.head_dim, self.dtype
-        )
+        return self.num_pages * self.page_size * self.shape.bytes_per_position
 
     def copy_pages(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy page `sources[i]` to `destinations[i]` in every layer.
@@ -88,6 +92,11 @@ class KVCache:
         destination = torch.tensor(list(destinations), dtype=torch.int64, device=self.device)
         for tensor in (self.keys, self.values):
             tensor.index_copy_(1, destination, tensor.index_select(1, source))
+
+
+def _at_least_one(name: str, size: int) -> None:
+    if size < 1:
+        raise ValueError(f"{name} must be 1 or more, got {size}")
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -18,10 +18,11 @@ from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Drafter
 
 BUILT_IN: Mapping[str, str] = {
+    "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "ngram": "foredraft.drafters.ngram:NgramDrafter",
 }
-AUTO = "auto"  # the best at hand for the model
-AUTO_METHOD = "ngram"
+AUTO = "auto"  # the best at hand for the model: the first of these that takes the options given
+AUTO_METHODS = ("ngram", "draft_model")
 ENTRY_POINT_GROUP = "foredraft.drafters"
 DEFAULT_DRAFT_LENGTH = 4  # where neither the config nor the drafter says
 TARGET_PARAMETER = "target"  # a constructor that names it gets the target model
@@ -47,6 +48,14 @@ def option_names(method: str) -> list[str]:
     return [p.name for p in _options(_factory(method))]
 
 
+def resolve_method(method: str, options: Mapping[str, Any]) -> str:
+    """`method`, or what "auto" stands for beside `options`: with a `model`, a draft model."""
+    if method != AUTO:
+        return method
+    fitting = (name for name in AUTO_METHODS if options.keys() <= set(option_names(name)))
+    return next(fitting, AUTO_METHODS[0])
+
+
 def build_drafter(
     method: str, options: Mapping[str, Any] | None = None, target: Any | None = None
 ) -> BuiltDrafter:
@@ -59,8 +68,9 @@ def build_drafter(
     Raises ConfigError for an unknown method or option, a missing option, a path that cannot be
     imported, and an object that is no drafter.
     """
-    factory = _factory(method)
     arguments = dict(options or {})
+    method = resolve_method(method, arguments)
+    factory = _factory(method)
     _check_options(method, _options(factory), arguments)
     if TARGET_PARAMETER in inspect.signature(factory).parameters:
         arguments[TARGET_PARAMETER] = target
@@ -79,14 +89,13 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def _factory(method: str) -> Callable[..., Any]:
-    name = AUTO_METHOD if method == AUTO else method
-    if name in BUILT_IN:
-        return _imported(method, BUILT_IN[name])
+    if method in BUILT_IN:
+        return _imported(method, BUILT_IN[method])
     installed = _installed()
-    if name in installed:
-        return _imported(method, installed[name].value)
-    if "." in name or ":" in name:
-        return _imported(method, name)
+    if method in installed:
+        return _imported(method, installed[method].value)
+    if "." in method or ":" in method:
+        return _imported(method, method)
     raise ConfigError(
         f"unknown speculative method {method!r}; valid are {', '.join(method_names())}, "
         'or a path "package.module:Class"'

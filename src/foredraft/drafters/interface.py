@@ -12,7 +12,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from foredraft.core.sampling import SamplingParams
+from foredraft.cache.tensors import CacheShape, KVCache
+from foredraft.core.sampling import History, Sampler, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Capabilities:
     deterministic: bool = True  # Draft.probs is None
     tree: bool = False  # may propose siblings
     num_speculative_tokens: int | None = None  # draft tokens a step where the config says nothing
+    # Keys and values of its own, by position: the engine pays for them out of its one budget and
+    # hands them over with each request. A drafter that has them is also asked, for no nodes, while
+    # a prompt is being read, so that it can read along.
+    cache: CacheShape | None = None
+    weight_bytes: int = 0  # of a model of its own, as kept in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +37,17 @@ class DraftRequest:
     id: str
     tokens: Sequence[int]  # prompt and output, the pending one last; read-only, good for this call
     num_prompt_tokens: int
-    max_nodes: int  # >= 1 whenever propose() is called with this request
+    max_nodes: int  # 0: the prompt is being read, `tokens` end with this step's part of it
     sampling: SamplingParams
     seed: int  # the request's own, for coins: stream DRAFT, or the target's noise when coupled
     coupled: bool  # the draft is verified by the coupled rule
+    sampler: Sampler  # the request's processors
+    history: History  # of the row after `tokens`; good for this call
+    # The drafter's own cache and the request's table in it, where the capabilities ask for one. The
+    # pages hold slots for all of `tokens` and `max_nodes` more. They stay the request's, and keep
+    # what is written to them, until `release`.
+    cache: KVCache | None = None
+    pages: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +96,4 @@ class Drafter(Protocol):
         """What the step committed; called after every step, for every request in it."""
 
     def release(self, request_id: str) -> None:
-        """The request ended, however it ended; drop all state kept for it."""
+        """The request ended, however it ended, or lost its pages; drop all state kept for it."""

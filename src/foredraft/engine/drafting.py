@@ -15,6 +15,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from foredraft.cache.tensors import KVCache
 from foredraft.core.trees import Topology, topology
 from foredraft.drafters.interface import Draft, Drafter, DraftRequest
 from foredraft.engine.request import Request
@@ -33,9 +34,9 @@ class TokenView(Sequence[int]):
 
     __slots__ = ("_length", "_tokens")
 
-    def __init__(self, tokens: list[int]) -> None:
+    def __init__(self, tokens: list[int], length: int) -> None:
         self._tokens = tokens
-        self._length = len(tokens)
+        self._length = length
 
     def __len__(self) -> int:
         return self._length
@@ -68,16 +69,23 @@ NO_DRAFT = CheckedDraft((), topology(()), None)
 
 
 def ask(
-    drafter: Drafter | None, rows: Sequence[Scheduled], vocab_size: int
+    drafter: Drafter | None, rows: Sequence[Scheduled], vocab_size: int, cache: KVCache | None
 ) -> dict[str, CheckedDraft]:
     """Drafts by request id, for the rows that may have one.
 
+    A drafter with a cache of its own also reads along the prompts of requests to be drafted for.
     Raises DrafterError for anything that is not one well-formed draft per request.
     """
-    wanted = [row for row in rows if row.max_nodes]
-    if not wanted or drafter is None:
+    if drafter is None:
         return {}
-    drafts: Any = drafter.propose([_view(row) for row in wanted])
+    wanted = [
+        row
+        for row in rows
+        if row.max_nodes or (row.speculates and not row.emits and cache is not None)
+    ]
+    if not wanted:
+        return {}
+    drafts: Any = drafter.propose([_view(row, cache) for row in wanted])
     if not isinstance(drafts, Sequence) or len(drafts) != len(wanted):
         given = f"{len(drafts)} drafts" if isinstance(drafts, Sequence) else f"{drafts!r}"
         raise DrafterError(f"the drafter gave {given} for {len(wanted)} requests")
@@ -87,16 +95,20 @@ def ask(
     }
 
 
-def _view(row: Scheduled) -> DraftRequest:
+def _view(row: Scheduled, cache: KVCache | None) -> DraftRequest:
     request = row.request
     return DraftRequest(
         id=request.id,
-        tokens=TokenView(request.tokens),
+        tokens=TokenView(request.tokens, request.num_computed + row.chain),
         num_prompt_tokens=request.num_prompt,
         max_nodes=row.max_nodes,
         sampling=request.params,
         seed=request.seed,
         coupled=request.coupled,
+        sampler=request.sampler,
+        history=request.history,
+        cache=cache,
+        pages=() if cache is None else tuple(request.pages),
     )
 
 

@@ -7,6 +7,7 @@ are. Plain decoding is a step without draft nodes: there is no second path.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,20 @@ class _Emission:
     logprobs: TokenLogprobs | None
 
 
+@dataclass(slots=True)
+class StepSeconds:
+    """Where the time of all committed steps went."""
+
+    drafter: float = 0.0
+    target: float = 0.0  # its pass
+    rest: float = 0.0  # scheduling, verification, commit
+
+    def add(self, drafter: float, target: float, rest: float) -> None:
+        self.drafter += drafter
+        self.target += target
+        self.rest += rest
+
+
 class Engine:
     """A target, a drafter (or none), a cache, and the requests in flight."""
 
@@ -53,12 +68,17 @@ class Engine:
         policy: Policy,
         config: EngineConfig,
         cache: KVCache,
+        draft_cache: KVCache | None = None,
+        *,
         tap: Tap | None = None,
     ) -> None:
+        """`draft_cache` is the drafter's own, with the pages of `cache`: one table serves both."""
         self.model = model
         self.drafter = drafter
         self.config = config
         self.cache = cache
+        self.draft_cache = draft_cache
+        self.seconds = StepSeconds()
         self.pool = PagePool(cache.num_pages)
         self.scheduler = Scheduler(config, self.pool, policy)
         self._tap = tap
@@ -137,17 +157,24 @@ class Engine:
 
     @torch.inference_mode()
     def _step(self) -> list[Request]:
+        begin = time.perf_counter()
         plan = self.scheduler.schedule()
         if plan.page_copies:
             sources, destinations = zip(*plan.page_copies, strict=True)
             self.cache.copy_pages(sources, destinations)
         if not plan.rows:
             return []
-        drafts = ask(self.drafter, plan.rows, self.model.config.vocab_size)
+        scheduled = time.perf_counter()
+        drafts = ask(self.drafter, plan.rows, self.model.config.vocab_size, self.draft_cache)
+        drafted = time.perf_counter()
         windows, batch = build_windows(plan.rows, drafts)
         logits = self.model.run(batch, self.cache).logits
+        computed = time.perf_counter()
         outcomes = verify(windows, logits, self.model.kernels.row_math)
-        return self._commit(windows, outcomes, logits)
+        changed = self._commit(windows, outcomes, logits)
+        rest = scheduled - begin + time.perf_counter() - computed
+        self.seconds.add(drafted - scheduled, computed - drafted, rest)
+        return changed
 
     def _commit(
         self, windows: Sequence[Window], outcomes: Sequence[Outcome], logits: Tensor

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from foredraft.cache.tensors import KVCache
 from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter
 from foredraft.drafters.interface import Drafter
 from foredraft.engine.config import SpeculativeConfig
 from foredraft.engine.engine import Engine, Tap
-from foredraft.engine.memory import allocate_cache, choose_cache_dtype, plan_engine
+from foredraft.engine.memory import choose_cache_dtype, plan_engine
 from foredraft.engine.outputs import RequestOutput, StreamDelta
 from foredraft.engine.submission import (
     Group,
@@ -27,6 +28,7 @@ from foredraft.engine.submission import (
     check_params,
 )
 from foredraft.models.chat import Message
+from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel, load_model
 from foredraft.planning.policy import FixedWidth
 
@@ -92,9 +94,12 @@ class LLM:
             raise ConfigError(f"tap must be a function, got {tap!r}")
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
         cache_dtype = choose_cache_dtype(kv_dtype, self.loaded)
+        shapes = [cache_shape(self.loaded.config, cache_dtype)]
+        if self.drafter is not None and self.drafter.capabilities.cache is not None:
+            shapes.append(self.drafter.capabilities.cache)
         self.config = plan_engine(
-            self.loaded.config,
-            cache_dtype,
+            self.loaded.config.max_position_embeddings,
+            shapes,
             kv_cache_gib=kv_cache_gib,
             max_model_len=max_model_len,
             page_size=page_size,
@@ -102,9 +107,11 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             prefill_chunk_size=prefill_chunk_size,
         )
-        cache = allocate_cache(self.loaded, self.config, cache_dtype)
+        caches = [
+            KVCache(shape, self.config.num_pages, page_size, self.loaded.device) for shape in shapes
+        ]
         policy = FixedWidth(self.num_speculative_tokens)
-        self.engine = Engine(self.loaded.model, self.drafter, policy, self.config, cache, tap)
+        self.engine = Engine(self.loaded.model, self.drafter, policy, self.config, *caches, tap=tap)
         self._requests = RequestFactory(
             self.loaded, self.config.max_model_len, self.speculative, seed
         )

@@ -27,6 +27,7 @@ class Scheduled:
     request: Request
     chain: int  # committed tokens to compute: prompt chunk, pending token
     max_nodes: int  # 0 = no draft; only a request whose chain ends at its pending token may draft
+    speculates: bool  # the policy drafts for this request, now or once its prompt is read
 
     @property
     def emits(self) -> bool:
@@ -87,11 +88,11 @@ class Scheduler:
         load = Load(num_requests=len(chains), num_rows=sum(chain for _, chain in chains))
         for request, chain in chains:
             nodes = 0
+            width = self.policy.width(load, request.counts)
             if chain == request.num_remaining:
-                width = self.policy.width(load, request.counts)
                 nodes = max(0, min(width, request.max_draft_nodes, budget))
                 budget -= nodes
-            yield Scheduled(request, chain, nodes)
+            yield Scheduled(request, chain, nodes, speculates=width > 0)
 
     def _admit(self) -> list[tuple[int, int]]:
         copies: list[tuple[int, int]] = []

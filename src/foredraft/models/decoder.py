@@ -12,17 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.cache.tensors import KVCache
-from foredraft.kernels.block import Block
+from foredraft.cache.tensors import CacheShape, KVCache
+from foredraft.kernels.block import Block, HeadNorms
 from foredraft.kernels.interface import Kernels
 from foredraft.models.config import ModelConfig
 from foredraft.models.interface import FlatBatch, ModelOutput
-from foredraft.models.weights import Reader
+from foredraft.models.rope import Rope
+from foredraft.models.weights import (
+    Reader,
+    gate_up_parts,
+    mlp_norm_part,
+    qkv_parts,
+    rotated_in_pairs,
+)
 
 
 def activation_dtype(weight_dtype: torch.dtype) -> torch.dtype:
     """float64 weights compute in float64; all others in float32."""
     return torch.float64 if weight_dtype == torch.float64 else torch.float32
+
+
+def cache_shape(config: ModelConfig, dtype: torch.dtype) -> CacheShape:
+    """What a model of this config keeps of each position, in `dtype`."""
+    return CacheShape(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
 
 
 def new_cache(
@@ -33,13 +45,11 @@ def new_cache(
     device: torch.device | str,
 ) -> KVCache:
     """A cache of `num_pages` pages for a model of this config."""
-    return KVCache(
-        config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, dtype, device
-    )
+    return KVCache(cache_shape(config, dtype), num_pages, page_size, device)
 
 
 class Decoder:
-    """`Model` over any `Kernels`; `weights` maps Hugging Face's Llama names to tensors.
+    """`Model` over any `Kernels`; `weights` maps Hugging Face's names to tensors.
 
     Weights are kept in `dtype` (float32, bfloat16; float64 with kernels that compute in it), norms
     and activations in `activation_dtype(dtype)`. Tensors are taken from `weights` layer by layer,
@@ -60,7 +70,6 @@ class Decoder:
         self.dtype = dtype
         self.device = torch.device(device)
         reader = Reader(config, weights, dtype, self.device)
-        activation = activation_dtype(dtype)
         embedding = reader.tensor("model.embed_tokens.weight")
         self._embedding = kernels.pack(embedding)
         if config.tie_word_embeddings:
@@ -68,35 +77,49 @@ class Decoder:
         else:
             self._head = kernels.pack(reader.tensor("lm_head.weight"))
         del embedding
-        tables = config.rope.tables(
-            config.head_dim, config.max_position_embeddings, activation, self.device
-        )
+        # As transformers does: rounded to the weights' dtype, in which such models were trained.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale).to(dtype))
+        tables = self._rope_tables()
         self._blocks = [
-            kernels.compile(self._block(reader, i, activation, tables))
+            kernels.compile(self._block(reader, i, tables[config.layer_rope(i)]))
             for i in range(config.num_layers)
         ]
-        self._norm = reader.tensor("model.norm.weight", activation)
+        self._norm = reader.norm("model.norm")
         self.weight_bytes = reader.num_bytes
 
-    def _block(
-        self, reader: Reader, index: int, activation: torch.dtype, tables: tuple[Tensor, Tensor]
-    ) -> Block:
+    def _rope_tables(self) -> dict[Rope, tuple[Tensor, Tensor]]:
+        config = self.config
+        dtype = activation_dtype(self.dtype)
+        return {
+            rope: rope.tables(config.head_dim, config.max_position_embeddings, dtype, self.device)
+            for rope in {config.layer_rope(i) for i in range(config.num_layers)}
+        }
+
+    def _block(self, reader: Reader, index: int, tables: tuple[Tensor, Tensor]) -> Block:
         config, pack = self.config, self.kernels.pack
         name = f"model.layers.{index}"
-        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-        qkv = [f"{attention}.{part}_proj" for part in "qkv"]
-        gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
+        attention, post = f"{name}.self_attn", config.post_norms
+
+        def fused(parts: Sequence[str], bias: bool) -> tuple[Tensor, Tensor | None]:
+            return reader.fused([f"{name}.{part}" for part in parts], bias)
+
         return Block(
-            attention_norm=reader.tensor(f"{name}.input_layernorm.weight", activation),
-            qkv=pack(*reader.fused(qkv, config.qkv_bias)),
-            output=pack(*reader.fused([f"{attention}.o_proj"], config.output_bias)),
-            mlp_norm=reader.tensor(f"{name}.post_attention_layernorm.weight", activation),
-            gate_up=pack(*reader.fused(gate_up, config.mlp_bias)),
-            down=pack(*reader.fused([f"{mlp}.down_proj"], config.mlp_bias)),
+            attention_norm=reader.norm(f"{name}.input_layernorm"),
+            qkv=pack(*rotated_in_pairs(config, *fused(qkv_parts(config), config.qkv_bias))),
+            output=pack(*fused(["self_attn.o_proj"], config.output_bias)),
+            mlp_norm=reader.norm(f"{name}.{mlp_norm_part(config)}"),
+            gate_up=pack(*fused(gate_up_parts(config), config.mlp_bias)),
+            down=pack(*fused(["mlp.down_proj"], config.mlp_bias)),
             cos=tables[0],
             sin=tables[1],
             eps=config.rms_norm_eps,
             scale=config.attention_scale,
+            window=config.window(index),
+            soft_cap=config.attention_soft_cap,
+            activation=config.activation,
+            head_norms=_head_norms(reader, attention, config) if config.head_norms else None,
+            attention_post_norm=reader.norm(f"{name}.post_attention_layernorm") if post else None,
+            mlp_post_norm=reader.norm(f"{name}.post_feedforward_layernorm") if post else None,
         )
 
     def run(self, batch: FlatBatch, cache: KVCache) -> ModelOutput:
@@ -114,7 +137,8 @@ class Decoder:
         """`[T]` ids -> `[T, H]`."""
         if not isinstance(token_ids, Tensor):
             token_ids = torch.tensor(token_ids, dtype=torch.int64, device=self.device)
-        return self.kernels.embedding(token_ids, self._embedding)
+        rows = self.kernels.embedding(token_ids, self._embedding)
+        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def layers(self, lo: int, hi: int, hidden: Tensor, plan: Any, cache: KVCache) -> Tensor:
         """Layers `lo .. hi - 1` over `hidden [T, H]`; see `Model.layers`."""
@@ -125,7 +149,16 @@ class Decoder:
     def head(self, hidden: Tensor) -> ModelOutput:
         """Final norm and logits of `hidden [R, H]`."""
         normed = self.kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
-        return ModelOutput(self.kernels.linear(normed, self._head), normed)
+        logits = self.kernels.linear(normed, self._head)
+        if self.config.final_soft_cap:
+            logits = self.kernels.soft_cap(logits, self.config.final_soft_cap)
+        return ModelOutput(logits, normed)
+
+
+def _head_norms(reader: Reader, attention: str, config: ModelConfig) -> HeadNorms:
+    return HeadNorms(
+        reader.norm(f"{attention}.q_norm"), reader.norm(f"{attention}.k_norm"), config.rms_norm_eps
+    )
 
 
 def _is_all(rows: Sequence[int], count: int) -> bool:

@@ -52,6 +52,14 @@ class LoadedModel:
     eos_ids: tuple[int, ...]  # tokens that end a generation
     num_threads: int | None  # as asked; None leaves it to the kernels
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values where nobody asks for another: float32 on a CPU (float64 for a float64
+        model), the weights' dtype elsewhere.
+        """
+        on_cpu = self.device.type == "cpu" and self.dtype != torch.float64
+        return torch.float32 if on_cpu else self.dtype
+
 
 def load_model(
     name_or_path: str | Path,

@@ -118,6 +118,11 @@ class Tokenizer:
         """
         return self._encode_pieces(self._need_template().pieces(messages, add_generation_prompt))
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token as the vocabulary spells it, and its id."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     def token_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
         """What a token adds to the bytes of a text; nothing for an unknown id."""
         if skip_special_tokens and token_id in self.control_ids:

@@ -16,7 +16,6 @@ from torch import Tensor
 from foredraft.core import coins
 from foredraft.core.acceptance import draw_from
 from foredraft.core.row_math import RowMath, TorchRowMath
-from foredraft.core.sampling import Sampler
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest
 from foredraft.testing.scripted_drafters import ScriptedDrafter
 
@@ -59,32 +58,21 @@ class SelfDrafter(ScriptedDrafter):
 
     They go through the request's own processors. Greedy and coupled drafts are the tokens that the
     target will choose; otherwise tokens are drawn from the target's law, which `Draft.probs` holds.
-    `eos_token_ids` are the target's, which `min_tokens` bans.
     """
 
     capabilities = Capabilities(deterministic=False)
 
-    def __init__(
-        self,
-        logits: Rows,
-        eos_token_ids: frozenset[int] = frozenset(),
-        row_math: RowMath | None = None,
-    ) -> None:
+    def __init__(self, logits: Rows, row_math: RowMath | None = None) -> None:
         self.logits = logits
-        self.eos_token_ids = eos_token_ids
         self.row_math = TorchRowMath() if row_math is None else row_math
 
     def draft(self, request: DraftRequest) -> Draft:
-        committed = tuple(request.tokens)
-        row = self.logits(committed)
-        sampler = self._sampler(request, row)
-        history = sampler.start(committed[: request.num_prompt_tokens])
-        for token in committed[request.num_prompt_tokens :]:
-            history.append(token)
+        committed, sampler = tuple(request.tokens), request.sampler
         drafted: list[int] = []
         laws = []
-        while True:
-            path = history.extended(drafted)
+        while len(drafted) < request.max_nodes:
+            row = self.logits((*committed, *drafted))
+            path = request.history.extended(drafted)
             if request.coupled or sampler.greedy:
                 position = len(committed) + len(drafted)
                 drafted.append(sampler.token(row, path, request.seed, position))
@@ -92,16 +80,7 @@ class SelfDrafter(ScriptedDrafter):
                 coin = coins.coin(request.seed, len(committed), coins.DRAFT, len(drafted))
                 laws.append(sampler.law(row, path))
                 drafted.append(draw_from(laws[-1], coin, self.row_math))
-            if len(drafted) >= request.max_nodes:
-                return Draft.chain(drafted, torch.stack(laws) if laws else None)
-            row = self.logits((*committed, *drafted))
-
-    def _sampler(self, request: DraftRequest, row: Tensor) -> Sampler:
-        params = request.sampling
-        ends = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            ends |= self.eos_token_ids
-        return Sampler(params, row.shape[-1], ends, self.row_math, row.device)
+        return Draft.chain(drafted, torch.stack(laws) if laws else None)
 
 
 def _checked(law: Tensor) -> Tensor:

@@ -1,0 +1,224 @@
+"""A smaller model of the same vocabulary drafts for the target (Leviathan et al. 2211.17192).
+
+Knows a model, its own cache and how far each request is in it; knows no target and no engine. What
+it computed is never rolled back: the next call keeps of it what the committed tokens confirm and
+writes over the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft.cache.tensors import KVCache
+from foredraft.core import coins
+from foredraft.core.acceptance import draw_from
+from foredraft.core.errors import ConfigError, UserError
+from foredraft.core.row_math import RowMath
+from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
+from foredraft.kernels.interface import Segment
+from foredraft.models.decoder import cache_shape
+from foredraft.models.interface import FlatBatch
+from foredraft.models.load import LoadedModel, load_model
+from foredraft.models.vocabulary import check_same_vocabulary
+
+DEFAULT_DRAFT_LENGTH = 4
+GREEDY, PROBABILISTIC = "greedy", "probabilistic"
+SAMPLE_METHODS = (PROBABILISTIC, GREEDY)
+MAX_ROWS = 1024  # of one request in a pass, when there is much to catch up on
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What the cache holds of a request: committed tokens, then draft tokens behind them."""
+
+    num_committed: int = 0
+    drafted: tuple[int, ...] = ()
+
+    def confirmed(self, tokens: Sequence[int]) -> int:
+        """How many positions hold what `tokens` now say."""
+        count = min(self.num_committed, len(tokens))
+        for token in self.drafted:
+            if count == len(tokens) or tokens[count] != token:
+                break
+            count += 1
+        return count
+
+
+@dataclass(slots=True)
+class _Chain:
+    """One request's draft while it grows."""
+
+    request: DraftRequest
+    room: int  # draft tokens still to be had
+    start: int  # positions computed
+    pending: list[int]  # tokens to compute next
+    drafted: list[int] = field(default_factory=list)
+    laws: list[Tensor] = field(default_factory=list)
+
+    @property
+    def last_pass(self) -> bool:
+        """Whether the next pass computes all that is pending."""
+        return len(self.pending) <= MAX_ROWS
+
+    def draft(self) -> Draft:
+        return Draft.chain(self.drafted, torch.stack(self.laws) if self.laws else None)
+
+
+class DraftModelDrafter:
+    """Drafts a chain with a model of its own, one pass a token for all requests together."""
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel,
+        target: LoadedModel,
+        num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH,
+        draft_sample_method: str = PROBABILISTIC,
+    ) -> None:
+        """Load `model` as the target is loaded (kernels, dtype, device, threads), or take one that
+        is.
+
+        Args:
+            draft_sample_method: "probabilistic" draws from the draft model's law under the
+                request's own processors, with the target's noise in the coupled rule; "greedy"
+                drafts the most likely tokens.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+            ConfigError: another vocabulary than the target's, or an unknown method.
+        """
+        if draft_sample_method not in SAMPLE_METHODS:
+            raise ConfigError(
+                f"draft_sample_method must be one of {', '.join(SAMPLE_METHODS)}, "
+                f"got {draft_sample_method!r}"
+            )
+        self.loaded = model if isinstance(model, LoadedModel) else _load_like(model, target)
+        check_same_vocabulary(target, self.loaded)
+        self.sampled = draft_sample_method == PROBABILISTIC
+        self.capabilities = Capabilities(
+            deterministic=not self.sampled,
+            num_speculative_tokens=num_speculative_tokens,
+            cache=cache_shape(self.loaded.config, self.loaded.cache_dtype),
+            weight_bytes=self.loaded.weight_bytes,
+        )
+        self._vocab_size = target.config.vocab_size
+        self._computed: dict[str, _Computed] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        chains = [self._open(request) for request in requests]
+        growing = [chain for chain in chains if chain.pending]
+        while growing:
+            self._grow(growing)
+            growing = [chain for chain in growing if chain.pending]
+        return [chain.draft() for chain in chains]
+
+    def observe(self, results: Sequence[StepResult]) -> None:
+        """Nothing to learn: `propose` compares what it computed with what is committed."""
+
+    def release(self, request_id: str) -> None:
+        self._computed.pop(request_id, None)
+
+    def _open(self, request: DraftRequest) -> _Chain:
+        """What is to be computed for one request: all that its cache does not hold yet.
+
+        A context longer than the draft model's ends speculation for the request.
+        """
+        tokens, longest = request.tokens, self.loaded.config.max_position_embeddings
+        room = min(request.max_nodes, longest - len(tokens) + 1)
+        if max(len(tokens), request.num_prompt_tokens) > longest:
+            self.release(request.id)
+            return _Chain(request, 0, 0, [])
+        start = self._computed.get(request.id, _Computed()).confirmed(tokens)
+        if room:
+            start = min(start, len(tokens) - 1)  # the last token's logits are needed
+        self._computed[request.id] = _Computed(start)
+        return _Chain(request, room, start, list(tokens[start:]))
+
+    def _grow(self, chains: Sequence[_Chain]) -> None:
+        """One pass over what is pending, and one more draft token for those that are through."""
+        asking = [chain for chain in chains if chain.last_pass and chain.room]
+        logits = self._run(chains, asking)
+        for chain in chains:
+            computed = chain.pending[:MAX_ROWS]
+            chain.start += len(computed)
+            chain.pending = chain.pending[MAX_ROWS:]
+            committed = min(chain.start, len(chain.request.tokens))
+            drafted = chain.drafted[: chain.start - committed]
+            self._computed[chain.request.id] = _Computed(committed, tuple(drafted))
+        for chain, row in zip(asking, self._choices(asking, logits), strict=True):
+            if row is not None:
+                chain.drafted.append(row)
+                chain.room -= 1
+                chain.pending = [row] if chain.room else []
+
+    def _run(self, chains: Sequence[_Chain], asking: Sequence[_Chain]) -> Tensor:
+        """The logits `[asking, V]` after the last pending token of each chain in `asking`."""
+        token_ids: list[int] = []
+        segments = []
+        rows = []
+        asked = {id(chain) for chain in asking}
+        for chain in chains:
+            computed = chain.pending[:MAX_ROWS]
+            token_ids += computed
+            segments.append(Segment(chain.start, len(computed), (), chain.request.pages))
+            if id(chain) in asked:
+                rows.append(len(token_ids) - 1)
+        batch = FlatBatch(token_ids, segments, rows)
+        logits = self.loaded.model.run(batch, _cache(chains[0].request)).logits
+        return _fitted(logits, self._vocab_size)
+
+    def _choices(self, chains: Sequence[_Chain], logits: Tensor) -> list[int | None]:
+        """The next draft token of each chain; None where the processors leave none to draft."""
+        row_math = self.loaded.model.kernels.row_math
+        if chains and all(chain.request.sampler.plain_argmax for chain in chains):
+            try:
+                return list(row_math.argmax_rows(logits))
+            except FloatingPointError:
+                pass  # one request's row; below, each is asked by itself
+        return [self._choice(*one, row_math) for one in zip(chains, logits, strict=True)]
+
+    def _choice(self, chain: _Chain, row: Tensor, row_math: RowMath) -> int | None:
+        try:
+            return self._token(chain, row, row_math)
+        except (UserError, FloatingPointError):
+            return None  # the target will say the same of this row, or not, when it gets there
+
+    def _token(self, chain: _Chain, row: Tensor, row_math: RowMath) -> int:
+        request = chain.request
+        sampler, root, offset = request.sampler, len(request.tokens), len(chain.drafted)
+        history = request.history.extended(chain.drafted)
+        if sampler.greedy or (request.coupled and self.sampled):
+            return sampler.token(row, history, request.seed, root + offset)
+        law = sampler.law(row, history)
+        if not self.sampled:
+            return row_math.argmax(law)
+        chain.laws.append(law)
+        return draw_from(law, coins.coin(request.seed, root, coins.DRAFT, offset), row_math)
+
+
+def _load_like(model: str | Path, target: LoadedModel) -> LoadedModel:
+    return load_model(
+        model,
+        dtype=str(target.dtype).removeprefix("torch."),
+        device=target.device,
+        kernels=target.model.kernels.name,
+        num_threads=target.num_threads,
+    )
+
+
+def _cache(request: DraftRequest) -> KVCache:
+    if request.cache is None:
+        raise RuntimeError(f"request {request.id} came without the drafter's cache")
+    return request.cache
+
+
+def _fitted(logits: Tensor, vocab_size: int) -> Tensor:
+    """`[R, V']` as `[R, V]`: rows of the embedding beyond the vocabulary are padding."""
+    own = logits.shape[1]
+    if own > vocab_size:
+        return logits[:, :vocab_size].contiguous()
+    return torch.nn.functional.pad(logits, (0, vocab_size - own), value=float("-inf"))
