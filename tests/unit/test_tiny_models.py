@@ -1,16 +1,22 @@
-"""Tiny models: the same from the same seed, dependent on the context, loadable by others."""
+"""Tiny models: the same from the same seed, dependent on the context, loadable by others; pairs
+that agree as much as they say.
+"""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from foredraft import LLM, SamplingParams
+from foredraft.kernels.catalog import native_available
 from foredraft.models.detokenizer import Detokenizer
 from foredraft.models.load import load_model
+from foredraft.testing.drafters import SelfDrafter
 from foredraft.testing.models import (
     BOS_ID,
     EOS_ID,
@@ -20,6 +26,7 @@ from foredraft.testing.models import (
     tiny_tokenizer,
     write_tiny_checkpoint,
 )
+from foredraft.testing.pairs import tiny_noisy_pair, tiny_pair
 
 CONTEXT = (5, 9, 2, 7, 7, 11)
 
@@ -123,3 +130,90 @@ def test_a_checkpoint_is_the_model_for_us_and_for_transformers(tmp_path: Path, t
 def test_too_small_a_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="vocab_size must be 3 or more, got 2"):
         tiny_config(vocab_size=2)
+
+
+PAIRS = [("reference", "float64"), ("reference", "bfloat16")]
+if native_available():
+    PAIRS += [("native", "float32"), ("native", "bfloat16")]
+
+
+@pytest.mark.parametrize(("kernels", "dtype"), PAIRS)
+def test_a_pairs_greedy_tokens_are_those_it_names(kernels: str, dtype: str) -> None:
+    pair = tiny_pair(3, agreement=0.8, kernels=kernels, dtype=dtype)
+    target, draft = target_logits(pair.target), target_logits(pair.draft)
+    for token in range(42):
+        for context in ((token,), (7, EOS_ID, 30, token)):
+            assert int(target(context).argmax()) == pair.successors[token]
+            assert int(draft(context).argmax()) == pair.draft_successors[token]
+            for logits in (target(context), draft(context)):
+                assert torch.softmax(logits.double(), -1)[[BOS_ID, EOS_ID]].max() == 0
+    assert sorted(pair.continuation(2, 40)) == list(range(2, 42))
+    agreeing = [a == b for a, b in zip(pair.successors, pair.draft_successors, strict=True)]
+    assert sum(agreeing[2:]) == 32
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.4, 0.9, 1.0])
+@pytest.mark.parametrize("k", [1, 4])
+def test_a_pairs_expected_acceptance_is_that_of_its_walk(agreement: float, k: int) -> None:
+    pair = tiny_pair(5, agreement=agreement)
+    # Any start: what comes before the first difference is less than a turn of the 40 tokens.
+    accepted = pair.accepted_by_step(9, k, 4000)
+    by_position = [sum(count > i for count in accepted) / 4000 for i in range(k)]
+    assert pair.expected_acceptance_by_position(k) == pytest.approx(by_position, abs=0.02)
+    tau = pair.mean_acceptance_length(k)
+    assert tau == pytest.approx(1 + sum(pair.expected_acceptance_by_position(k)))
+    assert 1 + k * (agreement == 1) <= tau <= 1 + k * (agreement > 0)
+
+
+def test_an_engine_accepts_what_the_pair_says() -> None:
+    pair = tiny_pair(7, agreement=0.75)
+    accepted = pair.accepted_by_step(11, 3, 60)
+    assert accepted[-1] > 0  # the engine would not draft for a last token alone
+    length = sum(accepted) + len(accepted)
+    drafter = SelfDrafter(target_logits(pair.draft))
+    llm = LLM(pair.target, drafter=drafter, speculative_config={"num_speculative_tokens": 3})
+    params = SamplingParams(temperature=0, max_tokens=length)
+    output = llm.generate([[8, 4, 11]], params)[0]
+    assert list(output.token_ids) == pair.continuation(11, length)
+    counts = output.metrics.speculative_decoding
+    assert list(counts.acceptance_histogram) == [accepted.count(j) for j in range(4)]
+
+
+def test_a_draft_model_may_have_sizes_of_its_own() -> None:
+    pair = tiny_pair(draft_layers=3, draft_max_positions=50, vocab_size=12, agreement=0.5)
+    assert (pair.draft.config.num_layers, pair.target.config.num_layers) == (3, 2)
+    assert pair.draft.config.max_position_embeddings == 50
+    assert pair.draft.tokenizer.encode("hello") == pair.target.tokenizer.encode("hello")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"agreement": 0.81}, "agreement is 0.81; expected a multiple of 1/40"),
+        ({"agreement": 1.5}, "0 to 1"),
+        ({"agreement": 0.975}, "expected none or at least two of 40 off"),
+        ({"hidden_size": 4}, "hidden_size is 4; 42 ids need 7"),
+    ],
+)
+def test_a_pair_that_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        tiny_pair(**arguments)
+
+
+def test_noise_moves_a_draft_away_from_its_target() -> None:
+    contexts = [(a, b, 4) for a in range(2, 32, 3) for b in range(2, 32, 3)]
+    agreement, overlap = [], []
+    for noise in (0.0, 0.1, 1.0):
+        target, draft = map(target_logits, tiny_noisy_pair(1, noise=noise))
+        laws = [(target(each).softmax(-1), draft(each).softmax(-1)) for each in contexts]
+        agreement.append(sum(bool(p.argmax() == q.argmax()) for p, q in laws) / len(laws))
+        overlap.append(sum(float(torch.minimum(p, q).sum()) for p, q in laws) / len(laws))
+    assert agreement[0] == 1 > agreement[1] > 0.5 > 0.25 > agreement[2]
+    assert overlap[0] == pytest.approx(1)
+    assert 1 > overlap[1] > 0.7 > 0.4 > overlap[2]
+
+
+def test_a_noisy_pairs_target_is_the_tiny_model_and_its_draft_may_be_shorter() -> None:
+    target, draft = tiny_noisy_pair(1, draft_max_positions=40)
+    assert torch.equal(target_logits(target)(CONTEXT), target_logits(tiny_model(1))(CONTEXT))
+    assert draft.config.max_position_embeddings == 40

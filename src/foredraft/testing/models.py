@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -106,16 +106,29 @@ def tiny_model(
     float32 or bfloat16.
     """
     config = tiny_config(**sizes)
+    weights = random_weights(config, seed, sharpness)
+    return assemble(config, weights, f"tiny-{seed}", kernels, dtype, device, num_threads)
+
+
+def assemble(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    name: str,
+    kernels: str,
+    dtype: str,
+    device: str,
+    num_threads: int | None,
+) -> LoadedModel:
+    """A model of any weights with the tiny tokenizer; arguments as in `tiny_model`."""
     weight_dtype: torch.dtype = getattr(torch, dtype)
     activation = activation_dtype(weight_dtype)
     chosen = load_kernels(kernels, device, activation, num_threads, config.head_dim)
-    weights = random_weights(config, seed, sharpness)
     model = Decoder(config, weights, chosen, weight_dtype, device)
     return LoadedModel(
         model=model,
         tokenizer=tiny_tokenizer(config.vocab_size),
         config=config,
-        name=f"tiny-{seed}",
+        name=name,
         path=Path(),
         dtype=weight_dtype,
         device=torch.device(device),
