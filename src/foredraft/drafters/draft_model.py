@@ -157,13 +157,15 @@ class DraftModelDrafter:
 
     def _run(self, chains: Sequence[_Chain], asking: Sequence[_Chain]) -> Tensor:
         """The logits `[asking, V]` after the last pending token of each chain in `asking`."""
+        # A padding id of the target's, beyond the embedding here, is read as the last id.
+        last_id = self.loaded.config.vocab_size - 1
         token_ids: list[int] = []
         segments = []
         rows = []
         asked = {id(chain) for chain in asking}
         for chain in chains:
             computed = chain.pending[:MAX_ROWS]
-            token_ids += computed
+            token_ids += [min(token, last_id) for token in computed]
             segments.append(Segment(chain.start, len(computed), (), chain.request.pages))
             if id(chain) in asked:
                 rows.append(len(token_ids) - 1)
