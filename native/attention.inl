@@ -3,7 +3,8 @@
 // Keys are visited in blocks of kKeyBlock positions aligned to 0, 32, 64, ..., whatever pages, chunks or slots they lie in. A score is
 // one chain of fused multiply-adds over the head's dimensions; within a block, values are added key by key, and a row stops at its own
 // position. kSpanBlocks blocks make a span, worked out by itself; spans are merged in the order of their positions. So a row's result is
-// a function of its query and of the keys and values at positions 0 .. its own, and of nothing else - also not of who computed a span.
+// a function of its query and of the keys and values at the positions that it sees, and of nothing else - also not of who computed a span,
+// nor of blocks that others of its task see.
 #include "kernel_table.h"
 #include "plan_view.h"
 
@@ -24,6 +25,8 @@ struct Walk {
   const PlanRow& row(int query) const {
     return a.plan->rows[segment.first_row + (task.first_query + query) / group];
   }
+  // The first position that a row sees.
+  int64_t lowest(const PlanRow& row) const { return row.position < a.window ? 0 : row.position - a.window + 1; }
   // Where query `query` of the task's head `head` lies in tensors of [row, query head].
   int64_t flat(int head, int query) const {
     const int index = task.first_query + query;
@@ -52,12 +55,15 @@ void select(const Walk& w, QueryTile& t, int64_t block, Selection& shared, Selec
   shared.size = own.size = 0;
   for (int q = 0; q < w.queries;) {
     const PlanRow& row = w.row(q);
-    const int count = between(row.position + 1 - block, 0, kKeyBlock);
-    Selection& s = row.diverges >= block + count ? shared : own;
+    const int begin = between(w.lowest(row) - block, 0, kKeyBlock), finish = between(row.position + 1 - block, 0, kKeyBlock);
+    Selection& s = row.diverges >= block + finish ? shared : own;
     const int end = between((w.task.first_query + q) / w.group * w.group + w.group - w.task.first_query, 0, w.queries);
     for (; q < end; ++q) {
-      for (int head = 0; head < w.heads; ++head) t.count[head * w.queries + q] = count;
-      if (count != 0) s.ids[s.size++] = q;
+      for (int head = 0; head < w.heads; ++head) {
+        t.begin[head * w.queries + q] = begin;
+        t.end[head * w.queries + q] = finish;
+      }
+      if (begin < finish) s.ids[s.size++] = q;
     }
   }
 }
@@ -69,28 +75,28 @@ Selection of_head(const Selection& s, int head, int queries) {
   return out;
 }
 
-// One block of keys for every head; at[] holds elements of the first one. Keys, and then values, are read by halves of a block and
+// Keys first .. last - 1 of a block for every head; at[] holds elements of the first one. Keys, and then values, are read by halves of a block and
 // heads within them, which for pages of 16 is the order in which they lie: the hardware then fetches ahead by itself. Head after head
 // came at half of the speed from memory, and prefetch instructions made it slower.
-void visit_heads(const Walk& w, QueryTile& t, const int64_t* at, int keys, const Selection& s) {
+void visit_heads(const Walk& w, QueryTile& t, const int64_t* at, int first, int last, const Selection& s) {
   const CacheView& c = w.a.cache;
   const int64_t head_keys = t.width * kKeyBlock;
-  for (int half = 0; half < kKeyBlock; half += 16)
+  for (int half = first / 16 * 16; half < last; half += 16)
     for (int head = 0; head < w.heads; ++head)
-      gather_keys(c, at + half, head * w.head_stride(), keys - half, t.keys + head * head_keys + half);
+      gather_keys(c, at + half, head * w.head_stride(), last - half, t.keys + head * head_keys + half);
   for (int head = 0; head < w.heads; ++head) {
     const Selection one = of_head(s, head, w.queries);
     for (int i = 0; i < s.size; i += kScoreQueries)
       Steps<kScoreQueries>::scores(between(s.size - i, 1, kScoreQueries), t, t.keys + head * head_keys, one.ids + i);
     weigh(t, one);
   }
-  for (int half = 0; half < keys; half += 16)
+  for (int half = 0; half < last; half += 16)
     for (int head = 0; head < w.heads; ++head) {
       const Selection one = of_head(s, head, w.queries);
-      const int last = between(keys, 0, half + 16);
-      gather_values(c, at, head * w.head_stride(), half, last, t);
+      const int end = between(last, 0, half + 16);
+      gather_values(c, at, head * w.head_stride(), between(first, half, end), end, t);
       for (int i = 0; i < s.size; i += kValueQueries)
-        Steps<kValueQueries>::values(between(s.size - i, 1, kValueQueries), t, one.ids + i, half, last);
+        Steps<kValueQueries>::values(between(s.size - i, 1, kValueQueries), t, one.ids + i, half, end);
     }
 }
 
@@ -99,25 +105,27 @@ void visit_own(const Walk& w, QueryTile& t, int64_t block, const Selection& own)
   int64_t at[kKeyBlock];
   for (int i = 0; i < own.size;) {
     const PlanRow& row = w.row(own.ids[i]);
-    const int n = t.count[own.ids[i]];
+    const int begin = t.begin[own.ids[i]], end = t.end[own.ids[i]];
     Selection one;
     one.size = 0;
     for (; i < own.size && &w.row(own.ids[i]) == &row; ++i) one.ids[one.size++] = own.ids[i];
-    for (int j = 0; j < n; ++j) {
+    for (int j = begin / 16 * 16; j < end; ++j) {  // keys are read by halves of a block
       const int64_t slot = w.a.plan->physical(w.segment, w.a.plan->slot_at(w.segment, row, block + j));
       at[j] = ((slot / c.page_size * c.heads + w.task.first_head) * c.page_size + slot % c.page_size) * c.dim;
     }
-    visit_heads(w, t, at, n, one);
+    visit_heads(w, t, at, begin, end, one);
   }
 }
 
 void visit_shared(const Walk& w, QueryTile& t, int64_t block, const Selection& shared) {
   int64_t at[kKeyBlock];
-  int keys = 0;
-  for (int i = 0; i < shared.size; ++i)
-    if (t.count[shared.ids[i]] > keys) keys = t.count[shared.ids[i]];
-  shared_elements(w, block, keys, at);
-  visit_heads(w, t, at, keys, shared);
+  int first = kKeyBlock, last = 0;
+  for (int i = 0; i < shared.size; ++i) {
+    first = between(t.begin[shared.ids[i]], 0, first);
+    last = between(t.end[shared.ids[i]], last, kKeyBlock);
+  }
+  shared_elements(w, block, last, at);
+  visit_heads(w, t, at, first, last, shared);
 }
 
 void start_queries(const Walk& w, QueryTile& t) {
@@ -130,6 +138,7 @@ void start_queries(const Walk& w, QueryTile& t) {
     }
 }
 
+// Partial results without a key.
 void start_span(QueryTile& t, int queries) {
   for (int q = 0; q < queries; ++q) {
     for (int64_t d = 0; d < t.width; d += 16) store(t.sum(q) + d, zero());
@@ -138,9 +147,14 @@ void start_span(QueryTile& t, int queries) {
   }
 }
 
-// Adds a later span's partial result to an earlier one's. A span without a visible key has total 0 and changes nothing.
+void copy_partial(float* to, const float* from, int64_t floats) {
+  for (int64_t i = 0; i < floats; i += 16) store(to + i, load(from + i));
+}
+
+// Adds a later span's partial result to an earlier one's. One without a visible key has total 0 and changes nothing.
 void merge(float* into, const float* part, int64_t width) {
   if (part[width + 1] == 0.0f) return;
+  if (into[width + 1] == 0.0f) return copy_partial(into, part, width + 16);
   const float highest = into[width] > part[width] ? into[width] : part[width];
   float factors[16] = {into[width] - highest, part[width] - highest};
   store(factors, exp_lanes(load(factors)));
@@ -150,17 +164,15 @@ void merge(float* into, const float* part, int64_t width) {
   into[width + 1] = into[width + 1] * factors[0] + part[width + 1] * factors[1];
 }
 
-void copy_partial(float* to, const float* from, int64_t floats) {
-  for (int64_t i = 0; i < floats; i += 16) store(to + i, load(from + i));
-}
-
 void write_result(const float* part, int64_t dim, int64_t width, float* out) {
   for (int64_t d = 0; d < dim; d += 16)
     store_first(out + d, div(load(part + d), broadcast(part[width + 1])), between(dim - d, 0, 16));
 }
 
-QueryTile make_tile(int64_t dim, float* scratch) {
+QueryTile make_tile(const AttentionArgs& a, float* scratch) {
+  const int64_t dim = a.cache.dim;
   QueryTile t;
+  t.soft_cap = a.soft_cap;
   t.dim = dim;
   t.width = padded(dim);
   t.stride = partial_floats(dim);
@@ -182,14 +194,17 @@ void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch
                static_cast<int>(a.heads / a.cache.heads),
                task.last_head - task.first_head,
                task.last_query - task.first_query};
-  QueryTile t = make_tile(a.cache.dim, scratch);
+  QueryTile t = make_tile(a, scratch);
   const int queries = w.heads * w.queries;
   start_queries(w, t);
-  int64_t last = 0;
-  for (int q = 0; q < w.queries; ++q)
+  int64_t first = w.lowest(w.row(0)), last = w.row(0).position;
+  for (int q = 1; q < w.queries; ++q) {
+    first = smaller(first, w.lowest(w.row(q)));
     if (w.row(q).position > last) last = w.row(q).position;
+  }
+  const int64_t first_span = first / kSpan > task.first_span ? first / kSpan : task.first_span;
   Selection shared, own;
-  for (int64_t span = task.first_span; span < task.last_span && span * kSpan <= last; ++span) {
+  for (int64_t span = first_span; span < task.last_span && span * kSpan <= last; ++span) {
     start_span(t, queries);
     for (int64_t block = span * kSpan; block < (span + 1) * kSpan && block <= last; block += kKeyBlock) {
       select(w, t, block, shared, own);
@@ -202,7 +217,7 @@ void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch
       continue;
     }
     for (int q = 0; q < queries; ++q)
-      if (span == task.first_span)
+      if (span == first_span)
         copy_partial(t.merged + q * t.stride, t.sum(q), t.stride);
       else
         merge(t.merged + q * t.stride, t.sum(q), t.width);

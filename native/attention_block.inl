@@ -38,7 +38,9 @@ struct QueryTile {
   float* merged;   // [kMaxTaskQueries][partial], of the spans before it
   const float* value_rows[kKeyBlock];
   float shrink[kMaxTaskQueries];
-  int count[kMaxTaskQueries];  // visible keys of the block at hand; the same for each head
+  // The keys of the block at hand that a query sees, begin .. end - 1; the same for each head.
+  int begin[kMaxTaskQueries], end[kMaxTaskQueries];
+  float soft_cap;              // 0: none
   int64_t dim, width, stride;  // width = padded dim, stride = floats of a partial
 
   float* sum(int q) const { return sums + q * stride; }
@@ -146,8 +148,17 @@ void weigh(QueryTile& t, const Selection& s) {
   for (int i = 0; i < s.size; ++i) {
     const int q = s.ids[i];
     float* scores = t.scores + q * kKeyBlock;
-    const Vec a = blend_first(load(scores), nothing, between(t.count[q], 0, 16));
-    const Vec b = blend_first(load(scores + 16), nothing, between(t.count[q] - 16, 0, 16));
+    Vec a = load(scores), b = load(scores + 16);
+    if (t.soft_cap != 0.0f) {
+      a = cap_lanes(a, broadcast(t.soft_cap));
+      b = cap_lanes(b, broadcast(t.soft_cap));
+    }
+    a = blend_first(a, nothing, between(t.end[q], 0, 16));
+    b = blend_first(b, nothing, between(t.end[q] - 16, 0, 16));
+    if (t.begin[q] != 0) {
+      a = blend_first(nothing, a, between(t.begin[q], 0, 16));
+      b = blend_first(nothing, b, between(t.begin[q] - 16, 0, 16));
+    }
     const float before = t.highest(q), block_highest = max_lanes(max(a, b));
     const float highest = before > block_highest ? before : block_highest;
     const Vec origin = broadcast(highest);
@@ -193,16 +204,26 @@ void add_values(QueryTile& t, const int* ids, int64_t d, int first, int last, bo
     for (int v = 0; v < V; ++v) store(t.sum(ids[q]) + d + 16 * v, sum[q][v]);
 }
 
-// Adds the values of keys first .. last - 1, each query as far as it sees.
+// Adds the values of keys first .. last - 1 to each query that sees them: those that all see for all together, and what a query
+// sees before and after them by itself, so that each adds its own key by key.
 template <int Q, int V>
 void values_at(QueryTile& t, const int* ids, int64_t d, int first, int last) {
-  int common = last;
-  for (int q = 0; q < Q; ++q) common = t.count[ids[q]] < common ? t.count[ids[q]] : common;
-  if (common < first) common = first;
-  add_values<Q, V>(t, ids, d, first, common, first == 0);
+  int begin = first, end = last;
   for (int q = 0; q < Q; ++q) {
-    const int end = t.count[ids[q]] < last ? t.count[ids[q]] : last;
-    if (common < end) add_values<1, V>(t, ids + q, d, common, end, false);
+    begin = between(t.begin[ids[q]], begin, last);
+    end = between(t.end[ids[q]], first, end);
+  }
+  if (end < begin) end = begin;
+  bool shrink = first == 0;
+  if (begin != first) {
+    for (int q = 0; q < Q; ++q)
+      add_values<1, V>(t, ids + q, d, between(t.begin[ids[q]], first, begin), between(t.end[ids[q]], first, begin), shrink);
+    shrink = false;
+  }
+  add_values<Q, V>(t, ids, d, begin, end, shrink);
+  for (int q = 0; q < Q; ++q) {
+    const int own_begin = between(t.begin[ids[q]], end, last), own_end = between(t.end[ids[q]], first, last);
+    if (own_begin < own_end) add_values<1, V>(t, ids + q, d, own_begin, own_end, false);
   }
 }
 

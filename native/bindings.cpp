@@ -48,6 +48,8 @@ CacheView cache_view(Address keys, Address values, int64_t pages, int64_t heads,
   return {at<void>(keys), at<void>(values), pages, heads, page_size, dim, bf16};
 }
 
+int64_t window_of(int64_t window) { return window == 0 ? kNoWindow : window; }
+
 void bind_plan(nb::module_& m) {
   nb::class_<Plan>(m, "Plan")
       .def_prop_ro("num_rows", &Plan::num_rows)
@@ -73,9 +75,11 @@ void bind_block(nb::module_& m) {
   nb::class_<Block>(m, "Block")
       .def("__init__", [](Block* self, Address attention_norm, const PackedWeight& qkv, const PackedWeight& output, Address mlp_norm,
                           const PackedWeight& gate_up, const PackedWeight& down, Address cos, Address sin, int64_t positions, int64_t half_dim,
-                          float eps, float scale) {
+                          float eps, float scale, int64_t window, float soft_cap, int activation, Address query_norm, Address key_norm,
+                          float head_eps, Address attention_post_norm, Address mlp_post_norm) {
         new (self) Block{at<float>(attention_norm), &qkv, &output, at<float>(mlp_norm), &gate_up, &down, at<float>(cos), at<float>(sin),
-                         positions, 2 * half_dim, eps, scale};
+                         positions, 2 * half_dim, eps, scale, window_of(window), soft_cap, static_cast<Activation>(activation),
+                         at<float>(query_norm), at<float>(key_norm), head_eps, at<float>(attention_post_norm), at<float>(mlp_post_norm)};
       });
 }
 
@@ -94,22 +98,26 @@ void bind_runtime(nb::module_& m) {
       .def("embedding", [](const Runtime& r, const PackedWeight& w, Address ids, int64_t rows, Address out) {
         r.embedding(w, at<int64_t>(ids), rows, at<float>(out));
       }, no_gil)
-      .def("rms_norm", [](const Runtime& r, Address x, Address weight, float eps, Address out, int64_t rows, int64_t width) {
-        r.rms_norm(at<float>(x), at<float>(weight), eps, at<float>(out), rows, width);
+      .def("rms_norm", [](const Runtime& r, Address x, Address weight, float eps, Address residual, Address out, int64_t rows, int64_t width) {
+        r.rms_norm(at<float>(x), at<float>(weight), eps, at<float>(residual), at<float>(out), rows, width);
       }, no_gil)
-      .def("silu_multiply", [](const Runtime& r, Address gate_up, Address out, int64_t rows, int64_t width) {
-        r.silu_multiply(at<float>(gate_up), at<float>(out), rows, width);
+      .def("gate_multiply", [](const Runtime& r, Address gate_up, int activation, Address out, int64_t rows, int64_t width) {
+        r.gate_multiply(at<float>(gate_up), static_cast<Activation>(activation), at<float>(out), rows, width);
+      }, no_gil)
+      .def("soft_cap", [](const Runtime& r, Address x, float cap, Address out, int64_t n) {
+        r.soft_cap(at<float>(x), cap, at<float>(out), n);
       }, no_gil)
       .def("rope_and_store", [](const Runtime& r, const Plan& plan, Address qkv, int64_t rows, int64_t heads, Address cos, Address sin,
                                 int64_t positions, Address keys, Address values, int64_t pages, int64_t kv_heads, int64_t page_size,
-                                int64_t dim, bool bf16, Address queries) {
+                                int64_t dim, bool bf16, Address query_norm, Address key_norm, float norm_eps, Address queries) {
         r.rope_and_store(plan, {nullptr, cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), at<float>(qkv), at<float>(cos),
-                                at<float>(sin), at<float>(queries), heads}, rows, positions);
+                                at<float>(sin), at<float>(queries), heads, at<float>(query_norm), at<float>(key_norm), norm_eps}, rows, positions);
       }, no_gil)
       .def("attention", [](const Runtime& r, const Plan& plan, Address queries, int64_t rows, int64_t heads, Address keys, Address values,
-                           int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim, bool bf16, float scale, Address out) {
+                           int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim, bool bf16, float scale, int64_t window, float soft_cap,
+                           Address out) {
         r.attention(plan, {nullptr, cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), at<float>(queries), at<float>(out),
-                           heads, scale}, rows);
+                           heads, scale, window_of(window), soft_cap}, rows);
       }, no_gil)
       .def("run_blocks", [](const Runtime& r, const std::vector<const Block*>& blocks, const Plan& plan, Address keys, Address values,
                             int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim, bool bf16, Address hidden, int64_t rows,

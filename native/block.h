@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "kernel_table.h"
 #include "packed.h"
 
 namespace foredraft {
@@ -18,6 +19,14 @@ struct Block {
   const float* sin;
   int64_t positions, dim;
   float eps, scale;
+  int64_t window;  // kNoWindow: none
+  float soft_cap;  // 0: none
+  Activation activation;
+  const float* query_norm;  // [dim] or null, as the next
+  const float* key_norm;
+  float head_eps;
+  const float* attention_post_norm;  // [width] or null, as the next
+  const float* mlp_post_norm;
 
   int64_t width() const { return qkv->k(); }
   int64_t heads() const { return output->k() / dim; }

@@ -45,15 +45,21 @@ void Runtime::run_block(const Block& b, const Plan& plan, const CacheView& cache
   float* gate_up = between.gate_up.room(rows * b.gate_up->n());
   float* inner = between.inner.room(rows * inner_width);
 
-  rms_norm(hidden, b.attention_norm, b.eps, normed, rows, width);
+  // What a part adds to the residual stream, normed before where the family says so.
+  const auto add = [&](const PackedWeight& weight, const float* x, const float* post_norm, const float* residual) {
+    linear(weight, x, rows, weight.k(), post_norm == nullptr ? residual : nullptr, post_norm == nullptr ? out : normed);
+    if (post_norm != nullptr) rms_norm(normed, post_norm, b.eps, residual, out, rows, width);
+  };
+  rms_norm(hidden, b.attention_norm, b.eps, nullptr, normed, rows, width);
   linear(*b.qkv, normed, rows, width, nullptr, qkv);
-  rope_and_store(plan, {nullptr, cache, qkv, b.cos, b.sin, queries, b.heads()}, rows, b.positions);
-  attention(plan, {nullptr, cache, queries, attended, b.heads(), b.scale}, rows);
-  linear(*b.output, attended, rows, attention_width, hidden, out);
-  rms_norm(out, b.mlp_norm, b.eps, normed, rows, width);
+  rope_and_store(plan, {nullptr, cache, qkv, b.cos, b.sin, queries, b.heads(), b.query_norm, b.key_norm, b.head_eps}, rows,
+                 b.positions);
+  attention(plan, {nullptr, cache, queries, attended, b.heads(), b.scale, b.window, b.soft_cap}, rows);
+  add(*b.output, attended, b.attention_post_norm, hidden);
+  rms_norm(out, b.mlp_norm, b.eps, nullptr, normed, rows, width);
   linear(*b.gate_up, normed, rows, width, nullptr, gate_up);
-  silu_multiply(gate_up, inner, rows, inner_width);
-  linear(*b.down, inner, rows, inner_width, out, out);
+  gate_multiply(gate_up, b.activation, inner, rows, inner_width);
+  add(*b.down, inner, b.mlp_post_norm, out);
 }
 
 void Runtime::run_blocks(const std::vector<const Block*>& blocks, const Plan& plan, CacheView cache, const float* hidden, int64_t rows,

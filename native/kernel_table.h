@@ -11,6 +11,9 @@ constexpr int kMaxTaskQueries = 96;
 constexpr int kKeyScratchFloats = 8 * 1024;  // transposed keys of all heads of a task
 constexpr int kTallTaskQueries = 48;  // of a prompt's tasks: their state stays in the first-level cache
 constexpr int kMaxHeadDim = 256;
+constexpr int64_t kNoWindow = int64_t{1} << 60;
+
+enum class Activation : int { kSilu, kGeluTanh };
 
 // out[rows, n] = x[rows, k] W^T (+ bias) (+ residual), weights packed in panels (packed.h).
 struct LinearArgs {
@@ -49,6 +52,8 @@ struct AttentionArgs {
   float* out;            // [rows, heads * dim]
   int64_t heads;         // query heads
   float scale;
+  int64_t window;  // a row at position p sees positions above p - window
+  float soft_cap;  // 0: none
 };
 
 struct RopeArgs {
@@ -59,6 +64,9 @@ struct RopeArgs {
   const float* sin;
   float* queries;
   int64_t heads;
+  const float* query_norm;  // [dim], or null: heads are rotated as they are
+  const float* key_norm;
+  float norm_eps;
 };
 
 struct Found {
@@ -71,8 +79,10 @@ struct KernelTable {
   int panel;            // output rows of one panel of packed weights
   int max_tile_rows;
   void (*linear)(const LinearArgs&, int64_t first_panel, int64_t last_panel);
-  void (*rms_norm)(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t width);
-  void (*silu_multiply)(const float* gate_up, float* out, int64_t rows, int64_t width);
+  // residual is [rows, width] or null, and may be out itself.
+  void (*rms_norm)(const float* x, const float* weight, float eps, const float* residual, float* out, int64_t rows, int64_t width);
+  void (*gate_multiply)(const float* gate_up, Activation activation, float* out, int64_t rows, int64_t width);
+  void (*soft_cap)(const float* x, float cap, float* out, int64_t n);
   void (*rope_and_store)(const RopeArgs&, int64_t first_row, int64_t last_row);
   void (*attention)(const AttentionArgs&, const AttentionTask&, float* scratch);
   void (*merge_attention)(const AttentionArgs&, const AttentionTask&);

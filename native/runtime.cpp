@@ -63,19 +63,29 @@ void Runtime::embedding(const PackedWeight& w, const int64_t* ids, int64_t rows,
   });
 }
 
-void Runtime::rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t width) const {
+void Runtime::rms_norm(const float* x, const float* weight, float eps, const float* residual, float* out, int64_t rows,
+                       int64_t width) const {
   const int64_t chunk = std::max<int64_t>(1, kElementsWorthSharing / width);
   pool_->parallel(static_cast<int>(divide_up(rows, chunk)), [&](int task) {
     const int64_t first = task * chunk;
-    table_->rms_norm(x + first * width, weight, eps, out + first * width, std::min(chunk, rows - first), width);
+    const float* added = residual == nullptr ? nullptr : residual + first * width;
+    table_->rms_norm(x + first * width, weight, eps, added, out + first * width, std::min(chunk, rows - first), width);
   });
 }
 
-void Runtime::silu_multiply(const float* gate_up, float* out, int64_t rows, int64_t width) const {
+void Runtime::soft_cap(const float* x, float cap, float* out, int64_t n) const {
+  constexpr int64_t chunk = kElementsWorthSharing;
+  pool_->parallel(static_cast<int>(divide_up(n, chunk)), [&](int task) {
+    const int64_t first = task * chunk;
+    table_->soft_cap(x + first, cap, out + first, std::min(chunk, n - first));
+  });
+}
+
+void Runtime::gate_multiply(const float* gate_up, Activation activation, float* out, int64_t rows, int64_t width) const {
   const int64_t chunk = std::max<int64_t>(1, kElementsWorthSharing / 4 / width);
   pool_->parallel(static_cast<int>(divide_up(rows, chunk)), [&](int task) {
     const int64_t first = task * chunk;
-    table_->silu_multiply(gate_up + 2 * first * width, out + first * width, std::min(chunk, rows - first), width);
+    table_->gate_multiply(gate_up + 2 * first * width, activation, out + first * width, std::min(chunk, rows - first), width);
   });
 }
 
@@ -99,45 +109,54 @@ struct AttentionWork {
   AlignedFloats partials;
 };
 
-int64_t spans_of(const Plan& plan, const PlanSegment& s) {
+// The spans that rows of a segment see.
+struct Spans {
+  int32_t first, last;
+  int64_t count() const { return last - first; }
+};
+
+Spans spans_of(const Plan& plan, const PlanSegment& s, int64_t window) {
   int64_t last = 0;
   for (int64_t r = s.first_row; r < s.first_row + s.rows; ++r) last = std::max(last, plan.view().rows[r].position);
-  return last / kSpan + 1;
+  const int64_t first = std::max<int64_t>(0, s.prefix - window + 1);
+  return {static_cast<int32_t>(first / kSpan), static_cast<int32_t>(last / kSpan + 1)};
 }
 
 // A prompt: tiles of queries, each over all its keys. The last rows see the most keys: they go first.
-void add_tall(AttentionWork& work, int32_t segment, int32_t kv_heads, int64_t queries, int32_t spans) {
+void add_tall(AttentionWork& work, int32_t segment, int32_t kv_heads, int64_t queries, const Spans& spans) {
   const int64_t pieces = divide_up(queries, kTallTaskQueries);
   for (int64_t p = pieces - 1; p >= 0; --p)
     for (int32_t h = 0; h < kv_heads; ++h)
       work.tasks.push_back({segment, h, h + 1, static_cast<int32_t>(queries * p / pieces),
-                            static_cast<int32_t>(queries * (p + 1) / pieces), 0, spans, nullptr});
+                            static_cast<int32_t>(queries * (p + 1) / pieces), spans.first, spans.last, nullptr});
 }
 
 // Few rows: every key is read once, for all queries and heads together, and the spans are shared out.
-void add_wide(AttentionWork& work, int32_t segment, int32_t kv_heads, int32_t most_heads, int32_t queries, int32_t spans) {
+void add_wide(AttentionWork& work, int32_t segment, int32_t kv_heads, int32_t most_heads, int32_t queries, const Spans& spans) {
   const int32_t together = std::min({kv_heads, most_heads, kMaxTaskQueries / queries});
   for (int32_t h = 0; h < kv_heads; h += together)
-    work.merges.push_back({segment, h, std::min(h + together, kv_heads), 0, queries, 0, spans, nullptr});
+    work.merges.push_back({segment, h, std::min(h + together, kv_heads), 0, queries, spans.first, spans.last, nullptr});
 }
 
 // Gives every shared-out task its room for partial results, and cuts it into about `pieces` runs of spans: a run reads memory forward.
 void place_partials(AttentionWork& work, int64_t stride, int64_t pieces) {
   int64_t total = 0;
-  for (const AttentionTask& m : work.merges) total += int64_t{m.last_span} * (m.last_head - m.first_head) * m.last_query * stride;
+  for (const AttentionTask& m : work.merges)
+    total += int64_t{m.last_span - m.first_span} * (m.last_head - m.first_head) * m.last_query * stride;
   float* room = work.partials.room(total);
   for (AttentionTask& m : work.merges) {
     m.partials = room;
-    const int64_t runs = std::min<int64_t>(pieces, m.last_span);
+    const int64_t spans = m.last_span - m.first_span;
+    const int64_t runs = std::min<int64_t>(pieces, spans);
     const int64_t span_floats = int64_t{m.last_head - m.first_head} * m.last_query * stride;
     for (int64_t run = 0; run < runs; ++run) {
       AttentionTask one = m;
-      one.first_span = static_cast<int32_t>(m.last_span * run / runs);
-      one.last_span = static_cast<int32_t>(m.last_span * (run + 1) / runs);
-      one.partials = room + one.first_span * span_floats;
+      one.first_span = static_cast<int32_t>(m.first_span + spans * run / runs);
+      one.last_span = static_cast<int32_t>(m.first_span + spans * (run + 1) / runs);
+      one.partials = room + spans * run / runs * span_floats;
       work.tasks.push_back(one);
     }
-    room += m.last_span * span_floats;
+    room += spans * span_floats;
   }
 }
 
@@ -155,8 +174,8 @@ void Runtime::attention(const Plan& plan, AttentionArgs args, int64_t rows) cons
   int64_t products = 0;
   for (int64_t s = 0; s < plan.num_segments(); ++s) {
     const int64_t queries = plan.segment(s).rows * group;
-    const int32_t spans = static_cast<int32_t>(spans_of(plan, plan.segment(s)));
-    products += queries * spans * kSpan * kv_heads * args.cache.dim;
+    const Spans spans = spans_of(plan, plan.segment(s), args.window);
+    products += queries * spans.count() * kSpan * kv_heads * args.cache.dim;
     if (queries > kMaxTaskQueries)
       add_tall(work, static_cast<int32_t>(s), kv_heads, queries, spans);
     else

@@ -24,8 +24,9 @@ class Runtime {
   // Everything below throws std::invalid_argument where sizes do not fit; pointers must hold what the shapes say.
   void linear(const PackedWeight& w, const float* x, int64_t rows, int64_t k, const float* residual, float* out) const;
   void embedding(const PackedWeight& w, const int64_t* ids, int64_t rows, float* out) const;
-  void rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t width) const;
-  void silu_multiply(const float* gate_up, float* out, int64_t rows, int64_t width) const;
+  void rms_norm(const float* x, const float* weight, float eps, const float* residual, float* out, int64_t rows, int64_t width) const;
+  void gate_multiply(const float* gate_up, Activation activation, float* out, int64_t rows, int64_t width) const;
+  void soft_cap(const float* x, float cap, float* out, int64_t n) const;
   void rope_and_store(const Plan& plan, RopeArgs args, int64_t rows, int64_t positions) const;
   void attention(const Plan& plan, AttentionArgs args, int64_t rows) const;
   // hidden [rows, width] through blocks; the cache is the first block's, those of the others follow it in memory.

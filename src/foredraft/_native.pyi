@@ -27,6 +27,14 @@ class Block:
         half_dim: int,
         eps: float,
         scale: float,
+        window: int,
+        soft_cap: float,
+        activation: int,
+        query_norm: int,
+        key_norm: int,
+        head_eps: float,
+        attention_post_norm: int,
+        mlp_post_norm: int,
         /,
     ) -> None: ...
 
@@ -41,9 +49,12 @@ class Runtime:
     ) -> None: ...
     def embedding(self, weight: PackedWeight, ids: int, rows: int, out: int, /) -> None: ...
     def rms_norm(
-        self, x: int, weight: int, eps: float, out: int, rows: int, width: int, /
+        self, x: int, weight: int, eps: float, residual: int, out: int, rows: int, width: int, /
     ) -> None: ...
-    def silu_multiply(self, gate_up: int, out: int, rows: int, width: int, /) -> None: ...
+    def gate_multiply(
+        self, gate_up: int, activation: int, out: int, rows: int, width: int, /
+    ) -> None: ...
+    def soft_cap(self, x: int, cap: float, out: int, n: int, /) -> None: ...
     def rope_and_store(
         self,
         plan: Plan,
@@ -60,6 +71,9 @@ class Runtime:
         page_size: int,
         dim: int,
         bf16: bool,
+        query_norm: int,
+        key_norm: int,
+        norm_eps: float,
         queries: int,
         /,
     ) -> None: ...
@@ -77,6 +91,8 @@ class Runtime:
         dim: int,
         bf16: bool,
         scale: float,
+        window: int,
+        soft_cap: float,
         out: int,
         /,
     ) -> None: ...

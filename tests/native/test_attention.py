@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,8 @@ class PagedSequence:
     shuffle: int = 0
     length: int = 0
     reads: PagedSequence | None = None  # attend to the keys and values that this one has stored
+    window: int = 0
+    soft_cap: float = 0.0
     pages: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +63,15 @@ class PagedSequence:
         if self.reads is not None:
             self.keys, self.values = self.reads.keys.double(), self.reads.values.double()
         self.length += chain
-        return self.kernels.attention(queries, self.keys, self.values, plan, self.dim**-0.5)
+        return self.kernels.attention(
+            queries,
+            self.keys,
+            self.values,
+            plan,
+            self.dim**-0.5,
+            self.window,
+            self.soft_cap,
+        )
 
     def chunks(self, qkv: Tensor, sizes: Sequence[int]) -> Tensor:
         return torch.cat([self.step(part) for part in qkv.split(list(sizes))])
@@ -82,6 +93,10 @@ def tokens(count: int, dim: int = 64, seed: int = 0) -> Tensor:
     return random(count, (HEADS + 2 * KV_HEADS) * dim, seed=seed)
 
 
+WINDOWS = st.sampled_from([0, 1, 2, 7, 16, 31, 32, 33, 64, 70])
+CAPS = st.sampled_from([0.0, 0.5, 50.0])
+
+
 def even_chunks(total: int, size: int) -> list[int]:
     return [size] * (total // size) + ([total % size] if total % size else [])
 
@@ -93,6 +108,8 @@ def even_chunks(total: int, size: int) -> list[int]:
     prefix=st.integers(0, 100),
     chain=st.integers(1, 40),
     tree=st.lists(st.integers(0, 20), max_size=10),
+    window=WINDOWS,
+    soft_cap=CAPS,
     instruction_set=st.sampled_from(instruction_sets()),
 )
 def test_it_is_close_to_double_precision(
@@ -102,12 +119,16 @@ def test_it_is_close_to_double_precision(
     prefix: int,
     chain: int,
     tree: list[int],
+    window: int,
+    soft_cap: float,
     instruction_set: str,
 ) -> None:
     parents = tuple(choice % (node + 1) - 1 for node, choice in enumerate(tree))
-    native = PagedSequence(NativeKernels(instruction_set=instruction_set), page_size, dim, cache)
+    options: dict[str, Any] = {"window": window, "soft_cap": soft_cap}
+    kernels = NativeKernels(instruction_set=instruction_set)
+    native = PagedSequence(kernels, page_size, dim, cache, **options)
     oracle = ReferenceKernels(torch.float64)
-    exact = PagedSequence(oracle, page_size, dim, torch.float64, reads=native)
+    exact = PagedSequence(oracle, page_size, dim, torch.float64, reads=native, **options)
     qkv = tokens(prefix + chain + len(parents), dim)
     for sequence in (native, exact):
         if prefix:
@@ -116,26 +137,54 @@ def test_it_is_close_to_double_precision(
     torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
 
 
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"window": 1},
+    {"window": 20},
+    {"window": 64, "soft_cap": 3.0},
+]
+
+
 @pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page_size", [1, 5, 16, 33, 64])
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
 def test_chunks_pages_and_their_order_do_not_matter(
-    instruction_set: str, cache: torch.dtype, page_size: int
+    instruction_set: str, cache: torch.dtype, page_size: int, options: dict[str, Any]
 ) -> None:
     qkv = tokens(150)
-    expected = PagedSequence(NativeKernels(1), dtype=cache).step(qkv)
+    expected = PagedSequence(NativeKernels(1), dtype=cache, **options).step(qkv)
     kernels = NativeKernels(2, instruction_set=instruction_set)
     for size in (1, 7, 64, 150):
-        sequence = PagedSequence(kernels, page_size, dtype=cache, shuffle=size)
+        sequence = PagedSequence(kernels, page_size, dtype=cache, shuffle=size, **options)
         assert torch.equal(sequence.chunks(qkv, even_chunks(150, size)), expected)
 
 
-@pytest.mark.parametrize("dim", [8, 24, 64, 128])
-def test_instruction_sets_and_threads_agree_to_the_bit(instruction_set: str, dim: int) -> None:
+@pytest.mark.parametrize("dim", [8, 24, 64, 128, 256])
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+def test_instruction_sets_and_threads_agree_to_the_bit(
+    instruction_set: str, dim: int, options: dict[str, Any]
+) -> None:
     qkv = tokens(90, dim)
-    expected = PagedSequence(NativeKernels(1, instruction_set="portable"), dim=dim).step(qkv)
+    portable = NativeKernels(1, instruction_set="portable")
+    expected = PagedSequence(portable, dim=dim, **options).step(qkv)
     for threads in (1, 2, 3):
         kernels = NativeKernels(threads, instruction_set=instruction_set)
-        assert torch.equal(PagedSequence(kernels, dim=dim).step(qkv), expected)
+        assert torch.equal(PagedSequence(kernels, dim=dim, **options).step(qkv), expected)
+
+
+@pytest.mark.parametrize("window", [1, 5, 32, 40, 100])
+def test_a_window_hides_what_lies_before_it(instruction_set: str, window: int) -> None:
+    """Neither a broken key nor a broken value out of the window reaches a row."""
+    kernels = NativeKernels(instruction_set=instruction_set)
+    qkv = tokens(130)
+    expected = PagedSequence(kernels, window=window).step(qkv)
+    last = 130 - window
+    qkv[:last] = torch.nan
+    out = PagedSequence(kernels, window=window).step(qkv)
+    assert torch.equal(out[-1], expected[-1])
+    assert out[last - 1].isnan().any()
+    wide = PagedSequence(kernels, window=130).step(tokens(130))
+    assert torch.equal(wide, PagedSequence(kernels).step(tokens(130)))
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:
@@ -150,6 +199,8 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     chain=st.integers(1, 5),
     tree=st.lists(st.integers(0, 30), min_size=1, max_size=12),
     page_size=st.sampled_from([1, 3, 16, 32]),
+    window=WINDOWS,
+    soft_cap=CAPS,
     threads=st.integers(1, 2),
     instruction_set=st.sampled_from(instruction_sets()),
 )
@@ -158,20 +209,23 @@ def test_a_tree_row_is_the_row_of_its_path_as_a_chain(
     chain: int,
     tree: list[int],
     page_size: int,
+    window: int,
+    soft_cap: float,
     threads: int,
     instruction_set: str,
 ) -> None:
     parents = tuple(choice % (node + 1) - 1 for node, choice in enumerate(tree))
     kernels = NativeKernels(threads, instruction_set=instruction_set)
+    options: dict[str, Any] = {"window": window, "soft_cap": soft_cap}
     root = prefix + chain
     qkv = tokens(root + len(parents))
-    together = PagedSequence(kernels, page_size)
+    together = PagedSequence(kernels, page_size, **options)
     if prefix:
         together.step(qkv[:prefix])
     rows = together.step(qkv[prefix:], parents)
     for node in range(len(parents)):
         path = path_to(parents, node)
-        alone = PagedSequence(kernels)
+        alone = PagedSequence(kernels, **options)
         expected = alone.step(torch.cat([qkv[:root], qkv[[root + p for p in path]]]))
         assert torch.equal(rows[chain + node], expected[-1])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foredraft._native import instruction_sets
-from foredraft.kernels.block import Block, apply_block
+from foredraft.kernels.block import Block, HeadNorms, apply_block
 from foredraft.kernels.interface import Kernels, Segment
 from foredraft.kernels.native import NativeKernels
 
@@ -61,6 +61,26 @@ def block_of(
     )
 
 
+def options_of(shape: Shape, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """A block's options, with tensors where `drawn` says that there is a norm."""
+    options = dict(drawn)
+    norms = HeadNorms(random(shape.dim, seed=5), random(shape.dim, seed=6), 1e-6)
+    options["head_norms"] = norms if drawn["head_norms"] else None
+    for seed, name in enumerate(("attention_post_norm", "mlp_post_norm"), start=7):
+        options[name] = random(shape.width, seed=seed) if drawn[name] else None
+    return options
+
+
+EVERY_OPTION = {
+    "window": 30,
+    "soft_cap": 2.0,
+    "activation": "gelu_tanh",
+    "head_norms": True,
+    "attention_post_norm": True,
+    "mlp_post_norm": True,
+}
+
+
 class Layers:
     """A stack of blocks with its cache, run at once or operation by operation."""
 
@@ -104,6 +124,16 @@ class Layers:
     prefix=st.integers(0, 80),
     chain=st.integers(1, 40),
     tree=st.lists(st.integers(0, 20), max_size=8),
+    options=st.fixed_dictionaries(
+        {
+            "window": st.sampled_from([0, 1, 20, 64]),
+            "soft_cap": st.sampled_from([0.0, 2.0]),
+            "activation": st.sampled_from(["silu", "gelu_tanh"]),
+            "head_norms": st.booleans(),
+            "attention_post_norm": st.booleans(),
+            "mlp_post_norm": st.booleans(),
+        }
+    ),
     threads=st.integers(1, 3),
     instruction_set=st.sampled_from(instruction_sets()),
 )
@@ -118,12 +148,15 @@ def test_they_are_their_operations_to_the_bit(
     prefix: int,
     chain: int,
     tree: list[int],
+    options: dict[str, Any],
     threads: int,
     instruction_set: str,
 ) -> None:
     kernels = NativeKernels(threads, instruction_set=instruction_set)
     shape = Shape(*heads, dim, width, inner)
-    blocks = [block_of(kernels, shape, layer, weights) for layer in range(2)]
+    # Layers differ, as a family's local and global ones do.
+    plain = block_of(kernels, shape, 0, weights)
+    blocks = [plain, block_of(kernels, shape, 1, weights, **options_of(shape, options))]
     once, single = (Layers(kernels, blocks, shape, page_size, cache) for _ in range(2))
     parents = tuple(choice % (node + 1) - 1 for node, choice in enumerate(tree))
     other = Segment(0, 3, (-1,), once.pages(1))
@@ -138,12 +171,17 @@ def test_they_are_their_operations_to_the_bit(
         assert torch.equal(ours.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
-def test_chunks_threads_and_instruction_sets_agree_to_the_bit(instruction_set: str) -> None:
+@pytest.mark.parametrize("with_options", [False, True])
+def test_chunks_threads_and_instruction_sets_agree_to_the_bit(
+    instruction_set: str, with_options: bool
+) -> None:
     shape = Shape()
+    options = options_of(shape, EVERY_OPTION) if with_options else {}
     hidden = random(100, shape.width)
 
     def run(kernels: NativeKernels, sizes: Sequence[int]) -> Tensor:
-        layers = Layers(kernels, [block_of(kernels, shape, i) for i in range(3)], shape, 7)
+        blocks = [block_of(kernels, shape, i, **options) for i in range(3)]
+        layers = Layers(kernels, blocks, shape, 7)
         out, length = [], 0
         for part in hidden.split(list(sizes)):
             out.append(layers.at_once(part, [Segment(length, len(part), (), layers.pages())]))
@@ -188,6 +226,7 @@ def test_many_threads_run_blocks_at_the_same_time() -> None:
 
 KERNELS = NativeKernels()
 PLAIN = block_of(KERNELS, Shape(), 0)
+ROW = torch.zeros(72)
 
 
 def packed(n: int, k: int) -> Any:
@@ -204,6 +243,12 @@ def packed(n: int, k: int) -> Any:
         (r"qkv must be \[128, 72\], got \[130, 72\]", lambda: {"qkv": packed(130, 72)}),
         (r"output must be \[72, 96\], got \[71, 96\]", lambda: {"output": packed(71, 96)}),
         (r"gate_up must be \[240, 72\]", lambda: {"gate_up": packed(120, 72)}),
+        (r"attention_post_norm must be .*\[72\]", lambda: {"attention_post_norm": ROW[:3]}),
+        (r"mlp_post_norm must be .*\[72\]", lambda: {"mlp_post_norm": ROW.double()}),
+        (r"queries' norm must be .*\[16\]", lambda: {"head_norms": HeadNorms(ROW, ROW, 1e-6)}),
+        (r"window must be 0 .*, got -1", lambda: {"window": -1}),
+        (r"soft_cap must be positive or 0, got nan", lambda: {"soft_cap": float("nan")}),
+        (r"activation must be silu or gelu_tanh, got 'relu'", lambda: {"activation": "relu"}),
         (r"down must be \[72, 120\]", lambda: {"down": packed(71, 120)}),
         (
             r"5 query heads cannot share 2",

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from foredraft._native import instruction_sets
+from foredraft.kernels.block import HeadNorms
 from foredraft.kernels.catalog import load_kernels, native_status
 from foredraft.kernels.interface import Segment
 from foredraft.kernels.native import NativeKernels
@@ -18,6 +19,7 @@ PACKED = KERNELS.pack(torch.zeros(4, 6))
 PLAN = KERNELS.prepare([Segment(0, 2, (), (0,))], 4)
 TABLE = torch.zeros(2, 4)
 CACHE = torch.zeros(2, 2, 4, 8)
+HEAD = torch.zeros(8)
 
 
 def rope(**changed: Any) -> Any:
@@ -33,8 +35,16 @@ def rope(**changed: Any) -> Any:
     return KERNELS.rope_and_store(**arguments)
 
 
-def attention(queries: tuple[int, ...], cache: torch.Tensor) -> Any:
-    return KERNELS.attention(torch.zeros(queries), cache, cache, PLAN, 1.0)
+def attention(queries: tuple[int, ...], cache: torch.Tensor, **options: Any) -> Any:
+    return KERNELS.attention(torch.zeros(queries), cache, cache, PLAN, 1.0, **options)
+
+
+def norm(residual: torch.Tensor) -> Any:
+    return KERNELS.rms_norm(torch.zeros(2, 6), torch.zeros(6), 1e-5, residual)
+
+
+def activate(activation: Any) -> Any:
+    return KERNELS.gate_multiply(torch.zeros(2, 6), activation)
 
 
 def prepare(prefix: int, chain: int, parents: tuple[int, ...], pages: tuple[int, ...]) -> Any:
@@ -56,6 +66,15 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     (r"a bias must be", lambda: KERNELS.pack(torch.zeros(4, 6), torch.zeros(3))),
     (r"ids must be", lambda: KERNELS.embedding(torch.zeros(2, dtype=torch.int32), PACKED)),
     (r"norm's weight must be", lambda: KERNELS.rms_norm(torch.zeros(2, 6), torch.zeros(5), 1e-5)),
+    (r"residual must be", lambda: norm(residual=torch.zeros(1, 6))),
+    (r"activation must be silu or gelu_tanh, got 'relu'", lambda: activate("relu")),
+    (r"soft_cap must be positive, got 0", lambda: KERNELS.soft_cap(torch.zeros(2, 6), 0.0)),
+    (r"soft_cap must be positive, got inf", lambda: KERNELS.soft_cap(torch.zeros(2), torch.inf)),
+    (r"x must be", lambda: KERNELS.soft_cap(torch.zeros(2, 6).double(), 1.0)),
+    (r"soft_cap must be positive or 0, got -1", lambda: attention((2, 2, 8), CACHE, soft_cap=-1.0)),
+    (r"window must be 0 .* got -1", lambda: attention((2, 2, 8), CACHE, window=-1)),
+    (r"queries' norm must be .*\[8\]", lambda: rope(norms=HeadNorms(HEAD[:4], HEAD, 1e-6))),
+    (r"keys' norm must be .*\[8\]", lambda: rope(norms=HeadNorms(HEAD, HEAD.double(), 1e-6))),
     (r"gate_up must be", lambda: KERNELS.gate_multiply(torch.zeros(2, 7), "silu")),
     (r"qkv must be", lambda: rope(qkv=torch.zeros(2, 33))),
     (r"qkv must be", lambda: rope(qkv=torch.zeros(2, 32))),

@@ -8,6 +8,7 @@ dtype and shape that the operation reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from foredraft.kernels.interface import Segment
 
 _FLOAT = torch.float32
 _CACHE_DTYPES = {torch.float32: False, torch.bfloat16: True}
+_ACTIVATIONS: dict[str, int] = {"silu": 0, "gelu_tanh": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,46 @@ def _usable(tensor: Tensor) -> bool:
     return tensor.dtype is _FLOAT and tensor.is_contiguous() and tensor.is_cpu
 
 
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _check_weight(name: str, weight: Tensor, size: int) -> None:
+    if not _usable(weight) or weight.shape != (size,):
+        _refuse(name, weight, f"[{size}] of float32")
+
+
+def _check_tables(cos: Tensor, sin: Tensor, half_dim: int) -> None:
+    for name, table in (("cos", cos), ("sin", sin)):
+        if not _usable(table) or table.dim() != 2 or table.shape != (cos.shape[0], half_dim):
+            _refuse(name, table, f"[positions, {half_dim}] of float32")
+
+
+def _head_norm_arguments(norms: HeadNorms | None, dim: int) -> tuple[int, int, float]:
+    if norms is None:
+        return 0, 0, 0.0
+    _check_weight("the queries' norm", norms.queries, dim)
+    _check_weight("the keys' norm", norms.keys, dim)
+    return norms.queries.data_ptr(), norms.keys.data_ptr(), norms.eps
+
+
+def _check_activation(activation: str) -> int:
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"activation must be {' or '.join(_ACTIVATIONS)}, got {activation!r}")
+    return _ACTIVATIONS[activation]
+
+
+def _check_cap(cap: float, *, none: bool) -> None:
+    """A cap of 0 is none where there may be none."""
+    if not (math.isfinite(cap) and (cap > 0 or (none and cap == 0))):
+        raise ValueError(f"soft_cap must be positive{' or 0' if none else ''}, got {cap}")
+
+
+def _check_window(window: int) -> None:
+    if not 0 <= window < 2**31:
+        raise ValueError(f"window must be 0 (none) to 2^31 - 1, got {window}")
+
+
 def _cache_arguments(
     keys: Tensor, values: Tensor, dims: int = 4
 ) -> tuple[int, int, int, int, int, int, bool]:
@@ -74,14 +116,14 @@ def _cache_arguments(
 
 def _check_block(block: Block) -> None:
     """Raises ValueError where the parts of a block do not fit each other."""
-    width, inner, dim = block.qkv.k, block.down.k, 2 * block.cos.shape[-1]
-    norms = {"attention_norm": block.attention_norm, "mlp_norm": block.mlp_norm}
-    for name, norm in norms.items():
-        if not _usable(norm) or norm.shape != (width,):
-            _refuse(name, norm, f"[{width}] of float32")
-    for name, table in (("cos", block.cos), ("sin", block.sin)):
-        if not _usable(table) or table.dim() != 2 or table.shape != block.cos.shape or dim == 0:
-            _refuse(name, table, f"[positions, {dim // 2}] of float32")
+    width, inner, dim = block.qkv.k, block.down.k, 2 * int(block.cos.shape[-1])
+    for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"):
+        norm = getattr(block, name)
+        if norm is not None or not name.endswith("post_norm"):
+            _check_weight(name, norm, width)
+    if block.cos.dim() != 2 or block.cos.shape[1] == 0:
+        _refuse("cos", block.cos, "[positions, head size / 2] of float32")
+    _check_tables(block.cos, block.sin, dim // 2)
     heads, key_heads = block.output.k // dim, (block.qkv.n - block.output.k) // (2 * dim)
     shapes = {
         "qkv": (block.qkv, (heads + 2 * key_heads) * dim, width),
@@ -94,6 +136,9 @@ def _check_block(block: Block) -> None:
             raise ValueError(f"{name} must be [{n}, {k}], got [{packed.n}, {packed.k}]")
     if heads < 1 or key_heads < 1 or heads % key_heads != 0:
         raise ValueError(f"{heads} query heads cannot share {key_heads} key heads")
+    _check_activation(block.activation)
+    _check_window(block.window)
+    _check_cap(block.soft_cap, none=True)
 
 
 class NativeRowMath:
@@ -233,30 +278,35 @@ class NativeKernels:
         if not _usable(x) or x.dim() != 2 or x.shape[1] == 0:
             _refuse("x", x, "[rows, width] of float32")
         rows, width = x.shape
-        if not _usable(weight) or weight.shape != (width,):
-            _refuse("the norm's weight", weight, f"[{width}] of float32")
-        if residual is not None:
-            raise ValueError("rms_norm adds no residual yet")
+        _check_weight("the norm's weight", weight, width)
+        if residual is not None and (not _usable(residual) or residual.shape != x.shape):
+            _refuse("residual", residual, f"[{rows}, {width}] of float32")
         out = torch.empty(rows, width, dtype=_FLOAT)
-        self._runtime.rms_norm(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), rows, width)
+        self._runtime.rms_norm(
+            x.data_ptr(), weight.data_ptr(), eps, _address(residual), out.data_ptr(), rows, width
+        )
         return out
 
     def gate_multiply(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """`activation(gate) * up` for `gate_up [T, 2F]` -> `[T, F]`."""
-        if activation != "silu":
-            raise ValueError(f"activation {activation!r} is not built yet")
+        code = _check_activation(activation)
         if not _usable(gate_up) or gate_up.dim() != 2 or gate_up.shape[1] % 2 != 0:
             _refuse("gate_up", gate_up, "[rows, 2 F] of float32")
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         if width == 0:
             _refuse("gate_up", gate_up, "[rows, 2 F] of float32, F at least 1")
         out = torch.empty(rows, width, dtype=_FLOAT)
-        self._runtime.silu_multiply(gate_up.data_ptr(), out.data_ptr(), rows, width)
+        self._runtime.gate_multiply(gate_up.data_ptr(), code, out.data_ptr(), rows, width)
         return out
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        """`cap * tanh(x / cap)`."""
-        raise ValueError("soft caps are not built yet")
+        """`cap * tanh(x / cap)` of every element; a cap not above 0 raises ValueError."""
+        if not _usable(x):
+            _refuse("x", x, "of float32")
+        _check_cap(cap, none=False)
+        out = torch.empty_like(x)
+        self._runtime.soft_cap(x.data_ptr(), cap, out.data_ptr(), x.numel())
+        return out
 
     def compile(self, block: Block) -> NativeBlock:
         """The block's addresses and options; raises ValueError where its shapes do not fit."""
@@ -274,6 +324,12 @@ class NativeKernels:
             block.cos.shape[1],
             block.eps,
             block.scale,
+            block.window,
+            block.soft_cap,
+            _ACTIVATIONS[block.activation],
+            *_head_norm_arguments(block.head_norms, 2 * block.cos.shape[1]),
+            _address(block.attention_post_norm),
+            _address(block.mlp_post_norm),
         )
         return NativeBlock(native, block)
 
@@ -318,15 +374,11 @@ class NativeKernels:
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """Rotated queries `[T, Hq, D]`; keys and values go to their slots in the cache's dtype."""
-        if norms is not None:
-            raise ValueError("head norms are not built yet")
         cache = _cache_arguments(keys, values)
         kv_heads, dim = keys.shape[1], keys.shape[3]
         if not _usable(qkv) or qkv.dim() != 2 or dim == 0 or qkv.shape[1] % dim != 0:
             _refuse("qkv", qkv, f"[rows, (query heads + 2 x {kv_heads}) x {dim}] of float32")
-        for name, table in (("cos", cos), ("sin", sin)):
-            if not _usable(table) or table.dim() != 2 or table.shape != (cos.shape[0], dim // 2):
-                _refuse(name, table, f"[positions, {dim // 2}] of float32")
+        _check_tables(cos, sin, dim // 2)
         rows = qkv.shape[0]
         heads = qkv.shape[1] // dim - 2 * kv_heads
         if heads < 1:
@@ -341,6 +393,7 @@ class NativeKernels:
             sin.data_ptr(),
             cos.shape[0],
             *cache,
+            *_head_norm_arguments(norms, dim),
             queries.data_ptr(),
         )
         return queries
@@ -356,8 +409,8 @@ class NativeKernels:
         soft_cap: float = 0.0,
     ) -> Tensor:
         """Softmax attention of each row over its visible keys -> `[T, Hq D]`."""
-        if window or soft_cap:
-            raise ValueError("windows and soft caps are not built yet")
+        _check_window(window)
+        _check_cap(soft_cap, none=True)
         cache = _cache_arguments(keys, values)
         dim = keys.shape[3]
         if not _usable(queries) or queries.dim() != 3 or queries.shape[2] != dim:
@@ -365,7 +418,7 @@ class NativeKernels:
         rows, heads = queries.shape[0], queries.shape[1]
         out = torch.empty(rows, heads * dim, dtype=_FLOAT)
         self._runtime.attention(
-            plan, queries.data_ptr(), rows, heads, *cache, scale, out.data_ptr()
+            plan, queries.data_ptr(), rows, heads, *cache, scale, window, soft_cap, out.data_ptr()
         )
         return out
 
