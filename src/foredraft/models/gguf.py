@@ -1,7 +1,8 @@
 """The GGUF container: metadata, the table of tensors and their bytes, out of a file nobody trusts.
 
 Knows the layout of versions 2 and 3 (ggml-org/ggml, docs/gguf.md); knows no model and no tokenizer.
-Every length is checked against the bytes that are left before anything is read or allocated.
+Every length is checked against the bytes that are left before anything is read or allocated, and
+what is read at once is bounded, since a file can be far longer than what it stores.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ from torch import Tensor
 
 from foredraft.core.errors import ModelError
 from foredraft.models.gguf_quants import BLOCKS, TYPE_NAMES, dequantise
+from foredraft.models.untrusted import MAX_NAME, is_name, open_regular, quoted, taken_for_weights
 
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
-_STRING, _ARRAY = 8, 9
+MAX_ALIGNMENT = 2**20
+# Of all before the tensors' bytes. The largest vocabularies need a fifth of it.
+MAX_HEADER_BYTES = 64 * 2**20
+MAX_TENSORS = 2**16
+MAX_ENTRIES = 2**16
+MAX_ELEMENTS = 2**22  # of one array
+_BOOL, _STRING, _ARRAY = 7, 8, 9
 _SCALARS = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
@@ -32,7 +40,7 @@ _SCALARS = {
     4: struct.Struct("<I"),
     5: struct.Struct("<i"),
     6: struct.Struct("<f"),
-    7: struct.Struct("<?"),
+    _BOOL: struct.Struct("<B"),
     10: struct.Struct("<Q"),
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
@@ -60,11 +68,11 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
+        with open_regular(path) as file:
+            try:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be read ({error})") from error
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{path}: cannot be read ({error})") from error
         cursor = _Cursor(self._bytes, str(path))
         num_tensors, num_entries = _header(cursor)
         self.metadata: Mapping[str, Any] = dict(_entries(cursor, num_entries))
@@ -118,6 +126,11 @@ class _Cursor:
                 f"{what} needs {count} bytes at byte {self.at}, "
                 f"but the file ends at byte {self.size}"
             )
+        if count > MAX_HEADER_BYTES - self.at:
+            raise self.fail(
+                f"{what} needs {count} bytes at byte {self.at}, "
+                f"but at most {MAX_HEADER_BYTES} may come before the tensors' own"
+            )
 
     def take(self, count: int, what: str) -> bytes:
         self.need(count, what)
@@ -126,10 +139,13 @@ class _Cursor:
 
     def scalar(self, kind: int, what: str) -> Any:
         layout = _SCALARS[kind]
-        self.need(layout.size, what)
-        (value,) = layout.unpack_from(self.data, self.at)
-        self.at += layout.size
-        return value
+        (value,) = layout.unpack(self.take(layout.size, what))
+        return self.flag(value, what) if kind == _BOOL else value
+
+    def flag(self, byte: int, what: str) -> bool:
+        if byte > 1:
+            raise self.fail(f"{what} is true or false, but its byte is {byte}")
+        return byte == 1
 
     def string(self, what: str) -> str:
         raw = self.take(self.scalar(10, what), what)
@@ -138,21 +154,35 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.fail(f"{what} is not valid UTF-8 ({raw[:40]!r})") from error
 
+    def name(self, what: str) -> str:
+        text = self.string(what)
+        if not is_name(text):
+            raise self.fail(
+                f"{what} is {quoted(text)}, expected 1 to {MAX_NAME} printable characters"
+            )
+        return text
+
     def array(self, what: str) -> list[Any]:
         kind, count = self.scalar(4, what), self.scalar(10, what)
         if kind not in _MIN_BYTES:
             raise self.fail(f"{what} is an array of type {kind}, which cannot be in an array here")
         self.need(count * _MIN_BYTES[kind], f"{what} of {count} elements")
+        if count > MAX_ELEMENTS:
+            raise self.fail(f"{what} has {count} elements, at most {MAX_ELEMENTS} fit")
         if kind == _STRING:
             return [self.string(what) for _ in range(count)]
         layout = struct.Struct(f"<{count}{_SCALARS[kind].format[1:]}")
-        return list(layout.unpack(self.take(layout.size, what)))
+        values = layout.unpack(self.take(layout.size, what))
+        return [self.flag(v, what) for v in values] if kind == _BOOL else list(values)
 
 
 def _header(cursor: _Cursor) -> tuple[int, int]:
     """The numbers of tensors and of metadata entries."""
     if cursor.take(4, "the magic number") != MAGIC:
-        raise cursor.fail(f"it does not begin with {MAGIC.decode()}")
+        known = taken_for_weights(cursor.data[:32])
+        raise cursor.fail(
+            f"it does not begin with {MAGIC.decode()}" + (f"; it is {known}" if known else "")
+        )
     version = cursor.scalar(4, "the version")
     if version not in (2, 3):
         swapped = " (big-endian files are not supported)" if version >= 2**24 else ""
@@ -162,13 +192,19 @@ def _header(cursor: _Cursor) -> tuple[int, int]:
     # The least a tensor's entry takes (name length, dimensions, type, offset), and an entry's.
     cursor.need(24 * num_tensors, f"a table of {num_tensors} tensors")
     cursor.need(13 * num_entries, f"a list of {num_entries} metadata entries")
+    for count, limit, what in (
+        (num_tensors, MAX_TENSORS, "tensors"),
+        (num_entries, MAX_ENTRIES, "metadata entries"),
+    ):
+        if count > limit:
+            raise cursor.fail(f"it has {count} {what}, at most {limit} fit")
     return num_tensors, num_entries
 
 
 def _entries(cursor: _Cursor, count: int) -> Iterator[tuple[str, Any]]:
     seen: set[str] = set()
     for index in range(count):
-        key = cursor.string(f"the key of metadata entry {index}")
+        key = cursor.name(f"the key of metadata entry {index}")
         if key in seen:
             raise cursor.fail(f"metadata key {key!r} appears twice")
         seen.add(key)
@@ -185,8 +221,11 @@ def _entries(cursor: _Cursor, count: int) -> Iterator[tuple[str, Any]]:
 
 
 def _tensor_table(cursor: _Cursor, count: int, alignment: Any) -> dict[str, GGUFTensor]:
-    if not isinstance(alignment, int) or not 1 <= alignment <= 2**20 or alignment % 8:
-        raise cursor.fail(f"general.alignment is {alignment!r}")
+    if type(alignment) is not int or not 8 <= alignment <= MAX_ALIGNMENT or alignment % 8:
+        raise cursor.fail(
+            f"general.alignment is {quoted(alignment)}, "
+            f"expected a multiple of 8 from 8 to {MAX_ALIGNMENT}"
+        )
     places = [_tensor_entry(cursor, index) for index in range(count)]
     base = -(-cursor.at // alignment) * alignment
     tensors: dict[str, GGUFTensor] = {}
@@ -211,7 +250,7 @@ def _tensor_table(cursor: _Cursor, count: int, alignment: Any) -> dict[str, GGUF
 
 def _tensor_entry(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...], int, int]:
     """Name, shape (rows first), type and offset."""
-    name = cursor.string(f"the name of tensor {index}")
+    name = cursor.name(f"the name of tensor {index}")
     what = f"the entry of tensor {name!r}"
     dimensions = cursor.scalar(4, what)
     if not 1 <= dimensions <= MAX_DIMENSIONS:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from foredraft.core.errors import ModelError
 from foredraft.models.hf_config import read_json
+from foredraft.models.safetensors_header import check_header
+from foredraft.models.untrusted import is_name, quoted
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -42,10 +44,13 @@ class SafetensorsWeights(Mapping[str, Tensor]):
         table = read_json(index).get("weight_map")
         if not isinstance(table, dict) or not all(isinstance(f, str) for f in table.values()):
             raise ModelError(f"{index}: weight_map is not an object of file names")
+        for name in table:
+            if not is_name(name):
+                raise ModelError(f"{index}: weight_map names a tensor {quoted(name)}")
         for file in sorted(set(table.values())):
-            if Path(file).name != file:
-                raise ModelError(f"{index}: {file!r} is not a plain file name")
-            if not (directory / file).exists():
+            if not is_name(file) or Path(file).name != file or file == "..":
+                raise ModelError(f"{index}: {quoted(file)} is not a plain file name")
+            if not _exists(directory / file):
                 raise ModelError(f"{index}: {file} is missing from the directory")
             self._open(directory, file)
         unlisted = sorted(self._owner.keys() - table.keys())
@@ -62,6 +67,7 @@ class SafetensorsWeights(Mapping[str, Tensor]):
                 raise ModelError(f"{index}: tensor {name} is not in {table[name]}")
 
     def _open(self, directory: Path, file: str) -> None:
+        check_header(directory / file)
         try:
             handle: Any = safe_open(directory / file, framework="pt")
             names = list(handle.keys())
@@ -84,7 +90,8 @@ class SafetensorsWeights(Mapping[str, Tensor]):
             tensor: Tensor = self._files[self._owner[name]].get_tensor(name)
         except SafetensorError as error:
             raise ModelError(f"tensor {name} cannot be read ({error})") from error
-        return tensor
+        # The format lets a tensor begin at any byte; kernels do not.
+        return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._owner)
@@ -114,6 +121,13 @@ class WithoutCopiedHead(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that no file can have
+        return False
 
 
 def _equal(weights: Mapping[str, Tensor], name: str, other: str) -> bool:
