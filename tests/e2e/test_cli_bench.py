@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 
 from foredraft.cli.main import main
 from foredraft.cli.tables import decode_table, identity_table
+from foredraft.testing.models import write_tiny_checkpoint
 
 
 @pytest.fixture
@@ -121,6 +122,7 @@ def _run(label: str) -> dict[str, Any]:
     return {
         "label": label, "tokens_per_second": 1234.5, "speedup": 12.25,
         "mean_acceptance_length": 3.75, "mean_step_cost": 1.5, "identical_to_plain": True,
+        "step_ms": {"drafter": 10.25, "target": 16.5, "rest": 0.125},
         "per_task": {task: {"speedup": 10.5 + number} for number, task in enumerate(tasks)},
     }  # fmt: skip
 
@@ -232,7 +234,26 @@ def test_info_states_machine_kernels_and_memory(
 def test_info_of_plain_decoding_costs_nothing(
     tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _json(capsys, "info", str(tiny), "--no-speculation")["speculation"] == {"method": None}
+    facts = _json(capsys, "info", str(tiny), "--no-speculation")["speculation"]
+    assert facts == {"method": None, "off": "no speculation was asked for"}
+
+
+def test_info_states_the_effective_drafter_and_its_price(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reported fault 72: what runs, when it does not, and what it takes."""
+    draft = write_tiny_checkpoint(tmp_path / "draft", 3, num_layers=1, max_positions=64)
+    config = json.dumps({"model": str(draft), "num_speculative_tokens": 2})
+    found = _json(capsys, "info", str(tiny), "--speculative-config", config)
+    facts, memory = found["speculation"], found["memory"]
+    assert (facts["method"], facts["drafter"]) == ("draft_model", "DraftModelDrafter")
+    assert facts["draft_weight_bytes"] > 0
+    # One layer's keys and values beside two.
+    assert facts["draft_cache_limit_bytes"] * 2 == memory["cache_limit_bytes"]
+    assert facts["cached_tokens_without"] == memory["cached_tokens"] * 3 // 2
+    assert facts["off"] == "beyond 64 tokens, the draft model's context"
+    off = _json(capsys, "info", str(tiny), "--num-speculative-tokens", "0")["speculation"]
+    assert (off["method"], off["off"]) == ("ngram", "always: num_speculative_tokens is 0")
 
 
 def test_pull_says_where_the_model_is(

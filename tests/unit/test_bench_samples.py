@@ -48,6 +48,14 @@ def test_speedup_is_emitted_tokens_over_step_cost() -> None:
     )
 
 
+def test_a_steps_time_is_stated_by_its_parts() -> None:
+    run = Run("timed")
+    for seconds in (0.5, 1.5):
+        parts = {"drafter": seconds, "target": 4 * seconds}
+        run.add("a", Sample((1, 2, 3), tokens=2, seconds=9.0, steps=2, part_seconds=parts))
+    assert summarise(run, run, {"a": "chat"})["step_ms"] == {"drafter": 500.0, "target": 2000.0}
+
+
 def test_acceptance_counts_drafts_only() -> None:
     figures = summarise(_speculative(), _plain(), TASKS)
     assert figures["mean_acceptance_length"] == pytest.approx(2.0)

@@ -35,6 +35,7 @@ def _decode(limit: float | None) -> dict[str, Any]:
     run = {
         "label": "plain", "tokens_per_second": 41.25, "speedup": None,
         "mean_acceptance_length": 1.0, "mean_step_cost": None, "identical_to_plain": False,
+        "step_ms": {"drafter": 0.25, "target": 6.5, "rest": 0.125},
         "per_task": {"chat": {"speedup": 1.5}},
     }  # fmt: skip
     return {
@@ -45,7 +46,14 @@ def _decode(limit: float | None) -> dict[str, Any]:
 
 def test_decode() -> None:
     text = _shown(decode_table(_decode(80.0)))
-    for words in ("tiny, bfloat16, 1 prompts", "41.2", "1.50x", " no\n", "80.0 tokens/s"):
+    for words in (
+        "tiny, bfloat16, 1 prompts",
+        "41.2",
+        "0.25, 6.50, 0.12",
+        "1.50x",
+        " no\n",
+        "80.0 tokens/s",
+    ):
         assert words in text
     assert "limit" not in _shown(decode_table(_decode(None)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -78,8 +78,8 @@ def label_of(config: Mapping[str, Any] | None) -> str:
     return " ".join([str(config.get("method", "auto")), *rest])
 
 
-def sample_of(output: RequestOutput) -> Sample:
-    """The counts and seconds of a finished request."""
+def sample_of(output: RequestOutput, part_seconds: Mapping[str, float]) -> Sample:
+    """The counts and seconds of a finished request; `part_seconds` say where its steps' went."""
     metrics: RequestMetrics = output.metrics
     speculation = metrics.speculative_decoding
     drafts = speculation.num_spec_steps
@@ -92,6 +92,7 @@ def sample_of(output: RequestOutput) -> Sample:
         drafted=speculation.num_draft_tokens,
         accepted=speculation.num_accepted_draft_tokens,
         accepted_by_position=tuple(rate * drafts for rate in speculation.acceptance_by_position),
+        part_seconds=part_seconds,
     )
 
 
@@ -195,11 +196,14 @@ def _measure(
                 limit.measure()
                 forward = (repeat + number) % 2 == 0
                 for engine, run in pairs if forward else reversed(pairs):
+                    before = asdict(engine.engine.seconds)
                     try:
                         output = engine.generate([list(ids)], params)[0]
                     except InvalidRequest as error:
                         raise InvalidRequest(f"prompt {prompt_id!r}: {error}") from None
-                    run.add(prompt_id, sample_of(output))
+                    after = asdict(engine.engine.seconds)
+                    spent = {part: after[part] - before[part] for part in after}
+                    run.add(prompt_id, sample_of(output, spent))
                 for peer in peers:
                     for dtype, answer in peer.generate(ids).items():
                         label = f"{peer.name} {dtype}"

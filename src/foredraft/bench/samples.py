@@ -28,6 +28,7 @@ class Sample:
     drafted: int = 0
     accepted: int = 0
     accepted_by_position: tuple[float, ...] = ()  # drafts whose first i + 1 tokens were accepted
+    part_seconds: Mapping[str, float] = field(default_factory=dict)  # drafter, target, rest
 
 
 @dataclass(slots=True)
@@ -57,6 +58,17 @@ def _cost(samples: Mapping[str, Sequence[Sample]]) -> float:
     """Seconds of a mean step."""
     steps = sum(each[0].steps for each in samples.values())
     return sum(map(_seconds, samples.values())) / steps if steps else 0.0
+
+
+def _step_ms(samples: Sequence[Sample]) -> dict[str, float]:
+    """Milliseconds of a mean step by where they went."""
+    steps = sum(sample.steps for sample in samples)
+    parts = dict.fromkeys(part for sample in samples for part in sample.part_seconds)
+    return {
+        part: 1e3 * sum(sample.part_seconds.get(part, 0.0) for sample in samples) / steps
+        for part in parts
+        if steps
+    }
 
 
 def _acceptance_length(samples: Sequence[Sample]) -> float:
@@ -117,6 +129,7 @@ def summarise(run: Run, plain: Run, tasks: Mapping[str, str]) -> dict[str, Any]:
         "acceptance_by_position": _by_position(everything),
         "identical_to_plain": identical(run, plain),
         "mean_step_cost": _ratio(_cost(run.samples), _cost(plain.samples)),
+        "step_ms": _step_ms(everything),
         "per_task": per_task,
     }  # fmt: skip
 

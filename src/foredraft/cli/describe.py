@@ -45,7 +45,7 @@ def describe(
         facts["kernels"]["in_use"] = loaded.model.kernels.name
         facts["model"] = _model_facts(llm)
         facts["memory"] = _memory_plan(llm)
-        facts["speculation"] = _speculation_cost(llm)
+        facts["speculation"] = _speculation(llm)
     if json_output:
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
@@ -99,18 +99,35 @@ def _memory_plan(llm: LLM) -> dict[str, Any]:
     }
 
 
-def _speculation_cost(llm: LLM) -> dict[str, Any]:
-    """What drafting takes from the capacity: draft tokens lie in slots reserved for the answer."""
+def _speculation(llm: LLM) -> dict[str, Any]:
+    """The drafter in effect, when it does not draft, and what it takes from memory and capacity."""
     if llm.drafter is None:
-        return {"method": None}
-    drafted = llm.num_speculative_tokens
+        return {"method": None, "off": "no speculation was asked for"}
+    drafted, capabilities = llm.num_speculative_tokens, llm.drafter.capabilities
+    draft_cache = llm.engine.draft_cache
+    own = 0 if draft_cache is None else draft_cache.num_bytes
+    affordable = llm.engine.cache.num_bytes + own
+    page_bytes = llm.engine.cache.num_bytes // llm.config.num_pages
     return {
-        "method": llm.speculative.method if llm.speculative else None,
+        "method": llm.method,
         "drafter": type(llm.drafter).__name__,
         "draft_tokens_a_step": drafted,
+        "off": _when_off(llm),
         "rows_a_step": f"up to {drafted + 1} a request, of {llm.config.max_num_batched_tokens}",
-        "extra_cache_pages": 0,
+        "draft_weight_bytes": capabilities.weight_bytes,
+        "draft_cache_limit_bytes": own,
+        "cached_tokens_without": affordable // page_bytes * llm.config.page_size,
     }
+
+
+def _when_off(llm: LLM) -> str:
+    """Where this drafter is not asked: always, or from some length on."""
+    if llm.drafter is None or llm.num_speculative_tokens == 0:
+        return "always: num_speculative_tokens is 0"
+    longest = llm.drafter.capabilities.max_positions
+    if longest is not None and longest < llm.config.max_model_len:
+        return f"beyond {longest:,} tokens, the draft model's context"
+    return "never"
 
 
 KEY_WIDTH = 24  # the longest key, so that the sections line up

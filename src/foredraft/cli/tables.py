@@ -103,7 +103,10 @@ def decode_table(result: Mapping[str, Any]) -> Group:
     runs = result["runs"]
     tasks = list(runs[0]["per_task"])
     title = f"{result['model']}, {result['dtype']}, {result['prompts']} prompts, greedy"
-    headings = ("run", "tokens/s", "speedup", "acceptance\nlength", "step\ncost", "identical")
+    headings = (
+        "run", "tokens/s", "speedup", "acceptance\nlength", "step\ncost",
+        "ms a step: drafter,\ntarget, rest", "identical",
+    )  # fmt: skip
     rows = [
         (
             run["label"],
@@ -111,6 +114,7 @@ def decode_table(result: Mapping[str, Any]) -> Group:
             _number(run["speedup"], "x"),
             _number(run["mean_acceptance_length"]),
             _number(run["mean_step_cost"]),
+            ", ".join(f"{ms:.2f}" for ms in run["step_ms"].values()) or "-",
             "yes" if run["identical_to_plain"] else "no",
         )
         for run in runs

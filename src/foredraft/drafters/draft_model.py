@@ -104,6 +104,7 @@ class DraftModelDrafter:
             num_speculative_tokens=num_speculative_tokens,
             cache=cache_shape(self.loaded.config, self.loaded.cache_dtype),
             weight_bytes=self.loaded.weight_bytes,
+            max_positions=self.loaded.config.max_position_embeddings,
         )
         self._vocab_size = target.config.vocab_size
         self._computed: dict[str, _Computed] = {}

@@ -28,6 +28,7 @@ class Capabilities:
     # a prompt is being read, so that it can read along.
     cache: CacheShape | None = None
     weight_bytes: int = 0  # of a model of its own, as kept in memory
+    max_positions: int | None = None  # a longer context gets no drafts; None: any length
 
 
 @dataclass(frozen=True, slots=True)

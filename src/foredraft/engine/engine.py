@@ -46,7 +46,7 @@ class _Emission:
 
 @dataclass(slots=True)
 class StepSeconds:
-    """Where the time of all committed steps went."""
+    """Where the time of the decoding steps went: committed ones that read no prompt."""
 
     drafter: float = 0.0
     target: float = 0.0  # its pass
@@ -172,8 +172,9 @@ class Engine:
         computed = time.perf_counter()
         outcomes = verify(windows, logits, self.model.kernels.row_math)
         changed = self._commit(windows, outcomes, logits)
-        rest = scheduled - begin + time.perf_counter() - computed
-        self.seconds.add(drafted - scheduled, computed - drafted, rest)
+        if all(row.chain == 1 for row in plan.rows):
+            rest = scheduled - begin + time.perf_counter() - computed
+            self.seconds.add(drafted - scheduled, computed - drafted, rest)
         return changed
 
     def _commit(

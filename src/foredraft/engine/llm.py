@@ -13,7 +13,7 @@ from typing import Any
 from foredraft.cache.tensors import KVCache
 from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import SamplingParams
-from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter
+from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter, resolve_method
 from foredraft.drafters.interface import Drafter
 from foredraft.engine.config import SpeculativeConfig
 from foredraft.engine.engine import Engine, Tap
@@ -92,6 +92,7 @@ class LLM:
             _check_drafter(drafter, speculative_config or {})
         if tap is not None and not callable(tap):
             raise ConfigError(f"tap must be a function, got {tap!r}")
+        self.method = _method(drafter, self.speculative)
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
         cache_dtype = choose_cache_dtype(kv_dtype, self.loaded)
         shapes = [cache_shape(self.loaded.config, cache_dtype)]
@@ -222,10 +223,17 @@ class LLM:
         elif config is None:
             return None, 0
         else:
-            built = build_drafter(config.method, config.options, self.loaded)
+            built = build_drafter(str(self.method), config.options, self.loaded)
             drafter, default = built.drafter, built.num_speculative_tokens
         asked = None if config is None else config.num_speculative_tokens
         return drafter, default if asked is None else asked
+
+
+def _method(drafter: Drafter | None, config: SpeculativeConfig | None) -> str | None:
+    """The method in effect: what "auto" stands for, an object's class; None without speculation."""
+    if drafter is not None:
+        return type(drafter).__name__
+    return None if config is None else resolve_method(config.method, config.options)
 
 
 def _check_drafter(drafter: object, config: Mapping[str, Any]) -> None:
