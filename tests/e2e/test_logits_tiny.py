@@ -1,15 +1,26 @@
-"""Logits of tiny random Llamas equal transformers', whose checkpoints they are."""
+"""Logits of tiny random models of every family equal transformers', whose checkpoints they are."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 from foredraft.cache.tensors import KVCache
 from foredraft.core.trees import topology
@@ -18,6 +29,7 @@ from foredraft.kernels.interface import Segment
 from foredraft.models.decoder import Decoder, activation_dtype, new_cache
 from foredraft.models.hf_config import config_from_json, read_json
 from foredraft.models.interface import FlatBatch
+from foredraft.models.rope import Rope, Yarn
 from foredraft.models.safetensors_weights import SafetensorsWeights, WithoutCopiedHead
 
 SIZES: dict[str, Any] = {
@@ -29,6 +41,8 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 160,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    "pad_token_id": None,
+    "eos_token_id": 2,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -38,19 +52,102 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-VARIANTS: dict[str, dict[str, Any]] = {
-    "grouped": {},
-    "one key head": {"num_key_value_heads": 1},
-    "as many key heads": {"num_key_value_heads": 6},
-    "tied": {"tie_word_embeddings": True},
-    "head_dim apart": {"head_dim": 24},
-    "llama3 rope": {"rope_parameters": LLAMA3},
-    "linear rope": {
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    },
-    "biases": {"attention_bias": True, "mlp_bias": True},
-    "large eps": {"rms_norm_eps": 0.1},
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
 }
+# The original length holds the whole prompt: beyond it nothing is served.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.3, 2.0, 4.5],
+    "long_factor": [2.0, 3.0, 5.0, 9.0],
+    "original_max_position_embeddings": 64,
+}
+GEMMA: dict[str, Any] = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9}
+LOCAL, FULL = "sliding_attention", "full_attention"
+Family = type[PreTrainedModel]
+VARIANTS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "grouped": (LlamaForCausalLM, {}),
+    "one key head": (LlamaForCausalLM, {"num_key_value_heads": 1}),
+    "as many key heads": (LlamaForCausalLM, {"num_key_value_heads": 6}),
+    "tied": (LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "head_dim apart": (LlamaForCausalLM, {"head_dim": 24}),
+    "llama3 rope": (LlamaForCausalLM, {"rope_parameters": LLAMA3}),
+    "linear rope": (
+        LlamaForCausalLM,
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "yarn rope": (LlamaForCausalLM, {"rope_parameters": YARN}),
+    "yarn rope, all told": (
+        LlamaForCausalLM,
+        {
+            "rope_parameters": YARN
+            | {"beta_fast": 6.0, "beta_slow": 0.3, "truncate": False}
+            | {"mscale": 1.5, "mscale_all_dim": 0.7}
+        },
+    ),
+    "biases": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "large eps": (LlamaForCausalLM, {"rms_norm_eps": 0.1}),
+    "mistral": (MistralForCausalLM, {"sliding_window": 11}),
+    "mistral without a window": (MistralForCausalLM, {"sliding_window": None, "head_dim": 16}),
+    "qwen2": (Qwen2ForCausalLM, {"sliding_window": 5}),  # not used, as its switch is off
+    "qwen2 with windows": (
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1},
+    ),
+    "qwen2 with yarn": (
+        Qwen2ForCausalLM,
+        {"rope_parameters": YARN | {"attention_factor": 1.25}, "tie_word_embeddings": True},
+    ),
+    "qwen3": (Qwen3ForCausalLM, {"head_dim": 16, "attention_bias": True}),
+    "qwen3 with windows": (
+        Qwen3ForCausalLM,
+        {
+            "head_dim": 8, "use_sliding_window": True, "sliding_window": 6,
+            "layer_types": [LOCAL, FULL, LOCAL],
+        },
+    ),
+    "phi3": (Phi3ForCausalLM, {"sliding_window": 17}),
+    "phi3 with longrope": (
+        Phi3ForCausalLM,
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
+    ),
+    "phi3 rotated in part": (
+        Phi3ForCausalLM,
+        {
+            "num_attention_heads": 3, "num_key_value_heads": 1,
+            "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.5, "attention_factor": 1.1},
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
+    ),
+    "gemma2 without caps": (
+        Gemma2ForCausalLM,
+        GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+        | {"layer_types": [FULL, LOCAL, LOCAL]},
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        GEMMA
+        | {"num_hidden_layers": 4, "layer_types": [LOCAL, FULL, LOCAL, FULL]}
+        | {
+            "rope_parameters": {
+                LOCAL: {"rope_type": "default", "rope_theta": 100.0},
+                FULL: {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            }
+        },
+    ),
+    "gemma3 by default": (
+        Gemma3ForCausalLM,
+        GEMMA | {"num_hidden_layers": 7, "rope_parameters": None, "final_logit_softcapping": 4.0},
+    ),
+}  # fmt: skip
 KERNELS = [("reference", torch.float32), ("reference", torch.float64)]
 if native_available():
     KERNELS.append(("native", torch.float32))
@@ -60,10 +157,13 @@ PAGES = [4, 1, 7, 0, 11, 3, 9, 2, 8, 10, 5, 6]
 PAGE_SIZE = 8
 
 
-def write_checkpoint(directory: Path, shard_bytes: int = 10**9, **changes: Any) -> LlamaForCausalLM:
+def write_checkpoint(
+    directory: Path, family: Family, shard_bytes: int = 10**9, **changes: Any
+) -> PreTrainedModel:
     """A random model whose norms and biases are not the ones and zeros of a fresh one."""
     torch.manual_seed(3)
-    model = LlamaForCausalLM(LlamaConfig(**(SIZES | changes)))
+    # A copy: transformers writes its defaults into the dictionaries that it is given.
+    model = family(family.config_class(**copy.deepcopy(SIZES | changes)))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
@@ -71,8 +171,9 @@ def write_checkpoint(directory: Path, shard_bytes: int = 10**9, **changes: Any) 
     return model.eval()
 
 
-def load(directory: Path, kernels: str, dtype: torch.dtype) -> Decoder:
+def load(directory: Path, kernels: str, dtype: torch.dtype, **changes: Any) -> Decoder:
     config = config_from_json(read_json(directory / "config.json"), "config.json")
+    config = replace(config, **changes)
     weights: Any = SafetensorsWeights(directory)
     if config.tie_word_embeddings:
         weights = WithoutCopiedHead(weights)
@@ -96,7 +197,7 @@ def in_chunks(decoder: Decoder, cache: KVCache, ids: Sequence[int], chunk: int) 
 
 
 @torch.inference_mode()
-def theirs(model: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
+def theirs(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
     return model(torch.tensor([list(ids)])).logits[0]
 
 
@@ -111,8 +212,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
 
     def get(variant: str) -> tuple[Path, Any]:
         if variant not in made:
-            directory = tmp_path_factory.mktemp("llama")
-            made[variant] = directory, write_checkpoint(directory, **VARIANTS[variant])
+            directory = tmp_path_factory.mktemp("model")
+            family, changes = VARIANTS[variant]
+            made[variant] = directory, write_checkpoint(directory, family, **changes)
         return made[variant]
 
     return get
@@ -134,8 +236,13 @@ def test_prefill_in_any_chunks_and_decoding(
 
 
 @pytest.mark.parametrize(("kernels", "dtype"), KERNELS)
-@pytest.mark.parametrize("variant", ["grouped", "llama3 rope"])
-@pytest.mark.parametrize(("prefix", "chain"), [(30, 1), (22, 9), (0, 16)])
+@pytest.mark.parametrize(
+    ("variant", "prefix", "chain"),
+    [
+        *((variant, 30, 1) for variant in VARIANTS),
+        *((variant, *rows) for variant in ("grouped", "gemma3") for rows in ((22, 9), (0, 16))),
+    ],
+)
 def test_a_draft_node_has_the_logits_of_its_own_path(
     checkpoints: Checkpoints,
     variant: str,
@@ -164,6 +271,36 @@ def test_a_draft_node_has_the_logits_of_its_own_path(
         assert_close(ours[1 + node], theirs(model, committed + path)[-1])
 
 
+# What each option must change; found equal, a comparison above would have compared nothing.
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("mistral", {"windows": ()}),
+    ("qwen2 with windows", {"windows": (10, 10, 10)}),
+    ("qwen2 with yarn", {"rope": Rope(10000.0)}),
+    ("yarn rope", {"rope": Rope(10000.0, Yarn(4.0, 16))}),
+    ("yarn rope, all told", {"rope": Rope(10000.0, Yarn(4.0, 16, 6.0, 0.3))}),
+    ("phi3 with longrope", {"rope": Rope(10000.0)}),
+    ("phi3 rotated in part", {"rope": Rope(10000.0)}),
+    ("gemma2", {"attention_soft_cap": 0.0}),
+    ("gemma2", {"final_soft_cap": 0.0}),
+    ("gemma2", {"attention_divisor": None}),
+    ("gemma2", {"embedding_scale": 1.0}),
+    ("gemma2", {"norm_offset": 0.0}),
+    ("gemma2", {"activation": "silu"}),
+    ("gemma3", {"window_rope": None}),
+    ("gemma3", {"windows": (9, 9, 9, 9)}),
+]
+
+
+@pytest.mark.parametrize(("variant", "changes"), OPTIONS, ids=str)
+def test_an_option_left_out_is_seen_in_the_logits(
+    checkpoints: Checkpoints, variant: str, changes: dict[str, Any]
+) -> None:
+    directory, model = checkpoints(variant)
+    decoder = load(directory, "reference", torch.float32, **changes)
+    ours = in_chunks(decoder, cache_for(decoder), PROMPT, len(PROMPT))
+    assert (ours - theirs(model, PROMPT)).abs().max().item() > 100 * TOLERANCE
+
+
 def test_requests_in_one_pass_do_not_see_each_other(checkpoints: Checkpoints) -> None:
     directory, model = checkpoints("grouped")
     decoder = load(directory, "reference", torch.float64)
@@ -177,7 +314,7 @@ def test_requests_in_one_pass_do_not_see_each_other(checkpoints: Checkpoints) ->
 
 
 def test_shards_load_like_one_file(tmp_path: Path) -> None:
-    model = write_checkpoint(tmp_path, shard_bytes=60_000)
+    model = write_checkpoint(tmp_path, LlamaForCausalLM, shard_bytes=60_000)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     decoder = load(tmp_path, "reference", torch.float32)
     ours = in_chunks(decoder, cache_for(decoder), PROMPT, 45)

@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no architecture": ({"architectures": None}, "architectures is None"),
     "activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    "yarn": ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
+    "rope kind": ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "rope_type is 'ntk'"),
     "rope key": (
         {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}},
         "unknown keys beta_fast",

@@ -173,7 +173,7 @@ def test_adapters_are_refused(checkpoint: Path) -> None:
         ({"dtype": 3}, "dtype is 3; expected one of float32"),
         ({"head_dim": 7}, "head_dim is 7"),
         ({"num_key_value_heads": 3}, "cannot share 3 key/value heads"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, "'ntk'"),
     ],
     ids=str,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foredraft.core.errors import ModelError
+from foredraft.kernels.block import Activation
 from foredraft.models.rope import Divisors, Rope
 
 # Far above every model there is; a header that claims more would only fill the memory.
@@ -18,7 +19,7 @@ MAX_POSITIONS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder of `num_layers` blocks: norm, attention, norm, gated SiLU network.
+    """A decoder of `num_layers` blocks: norm, attention, norm, gated network.
 
     Raises ModelError for sizes that cannot belong together.
     """
@@ -40,6 +41,17 @@ class ModelConfig:
     mlp_bias: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    activation: Activation = "silu"
+    windows: tuple[int, ...] = ()  # positions a row sees, by layer; 0 = all; () = all in each layer
+    window_rope: Rope | None = None  # of the layers with a window; None = `rope`
+    attention_soft_cap: float = 0.0  # of scores; 0 = none
+    final_soft_cap: float = 0.0  # of logits; 0 = none
+    attention_divisor: float | None = None  # in head_dim's place in the attention's scale
+    embedding_scale: float = 1.0  # of the embedding's rows, not of the head's
+    norm_offset: float = 0.0  # added to every norm's stored weight
+    head_norms: bool = False  # of queries and keys, before they are rotated
+    post_norms: bool = False  # of what attention and network add, beside the norms before them
+    fused_projections: bool = False  # stored as one tensor: queries, keys, values; gate and up
 
     def __post_init__(self) -> None:
         for name, size, limit in (
@@ -47,30 +59,49 @@ class ModelConfig:
             ("max_position_embeddings", self.max_position_embeddings, MAX_POSITIONS),
         ):
             if size > limit:
-                raise ModelError(f"{self.architecture}: {name} is {size}, at most {limit} fit")
+                raise self._fail(f"{name} is {size}, at most {limit} fit")
         if self.num_heads % self.num_kv_heads:
-            raise ModelError(
-                f"{self.architecture}: {self.num_heads} attention heads cannot share "
+            raise self._fail(
+                f"{self.num_heads} attention heads cannot share "
                 f"{self.num_kv_heads} key/value heads evenly"
             )
         if self.head_dim % 2:
-            raise ModelError(
-                f"{self.architecture}: head_dim is {self.head_dim}; rotary positions need it even"
-            )
-        scaling = self.rope.scaling
-        if isinstance(scaling, Divisors) and len(scaling.values) != self.head_dim // 2:
-            raise ModelError(
-                f"{self.architecture}: {len(scaling.values)} rope divisors, "
-                f"expected {self.head_dim // 2}"
-            )
+            raise self._fail(f"head_dim is {self.head_dim}; rotary positions need it even")
+        if self.windows and len(self.windows) != self.num_layers:
+            raise self._fail(f"{len(self.windows)} windows for {self.num_layers} layers")
+        for rope in (self.rope, self.window_rope or self.rope):
+            self._check_rope(rope)
         for token in (self.bos_token_id, *self.eos_token_ids):
             if token is not None and token >= self.vocab_size:
-                raise ModelError(
-                    f"{self.architecture}: special token id {token} is outside the vocabulary "
-                    f"of {self.vocab_size}"
+                raise self._fail(
+                    f"special token id {token} is outside the vocabulary of {self.vocab_size}"
                 )
+
+    def _check_rope(self, rope: Rope) -> None:
+        rotary_dim = rope.rotary_dim or self.head_dim
+        if rotary_dim % 2 or rotary_dim > self.head_dim:
+            raise self._fail(
+                f"{rotary_dim} dimensions of a head are rotated; expected an even number up to "
+                f"head_dim {self.head_dim}"
+            )
+        if rotary_dim < self.head_dim and self.head_norms:
+            raise self._fail("norms of heads that are rotated in part are not supported")
+        scaling = rope.scaling
+        if isinstance(scaling, Divisors) and len(scaling.values) != rotary_dim // 2:
+            raise self._fail(f"{len(scaling.values)} rope divisors, expected {rotary_dim // 2}")
+
+    def _fail(self, what: str) -> ModelError:
+        return ModelError(f"{self.architecture}: {what}")
 
     @property
     def attention_scale(self) -> float:
         """What a query's product with a key is multiplied by before the softmax."""
-        return float(self.head_dim**-0.5)
+        return float((self.attention_divisor or self.head_dim) ** -0.5)
+
+    def window(self, layer: int) -> int:
+        """Positions that a row of `layer` sees, its own included; 0 = all before it."""
+        return self.windows[layer] if self.windows else 0
+
+    def layer_rope(self, layer: int) -> Rope:
+        """The rotary positions of `layer`."""
+        return self.window_rope or self.rope if self.window(layer) else self.rope

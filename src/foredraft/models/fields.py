@@ -27,6 +27,10 @@ class Fields:
         """Whether `key` is there with a value other than None; does not count as read."""
         return self._values.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Whether `key` is there with the value None, which can mean other than a missing one."""
+        return key in self._values and self._values[key] is None
+
     def fail(self, key: str, expected: str) -> ModelError:
         """The error for a value that is not `expected`."""
         return ModelError(
@@ -57,6 +61,16 @@ class Fields:
         if not (math.isfinite(value) and value > 0):
             raise self.fail(key, "a finite number above 0")
         return float(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers above 0."""
+        values = self._value_or(key, None)
+        if not isinstance(values, list) or not all(
+            isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            for value in values
+        ):
+            raise self.fail(key, "a list of finite numbers above 0")
+        return tuple(map(float, values))
 
     def flag(self, key: str, default: bool) -> bool:
         """A boolean."""
