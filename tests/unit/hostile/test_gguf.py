@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from foredraft.core.errors import ModelError
 from foredraft.models.gguf import GGUFFile
+from foredraft.models.load import load_model
 from foredraft.testing.gguf_bytes import (
     ARRAY,
     BOOL,
@@ -24,6 +27,7 @@ from foredraft.testing.gguf_bytes import (
     place,
     scalar,
     text,
+    tiny_llama,
 )
 
 ALL_ONES = 2**64 - 1
@@ -237,3 +241,69 @@ def test_a_broken_container_is_refused(
     path.write_bytes(raw)
     refusal(path, complaint, GGUFFile)
     refusal(path, complaint)
+
+
+def test_a_model_cut_anywhere_is_refused(tmp_path: Path, refusal: Callable[..., str]) -> None:
+    whole = tiny_llama()
+    path = tmp_path / "model.gguf"
+    path.write_bytes(whole)
+    header = min(place.start for place in GGUFFile(path).tensors.values())
+    for size in [*range(0, header, 37), *range(header, len(whole), 9973), len(whole) - 1]:
+        path.write_bytes(whole[:size])
+        refusal(path, "not a valid GGUF file|cannot be read", GGUFFile)
+
+
+def behind_a_key(value: bytes) -> bytes:
+    """The start of a file whose first value is `value`."""
+    return of_metadata("k", value)[: 24 + 9 + len(value)]
+
+
+# A sparse file has all the bytes its header claims, and none of them takes room on the disk.
+SPARSE: dict[str, tuple[bytes, str]] = {
+    "a key": (gguf([pack(U64, 2**40)], [], b"")[:32], "of metadata entry 0 needs 1099511627776"),
+    "a text": (behind_a_key(pack(U32, STRING) + pack(U64, 2**40)), "'k' needs 1099511627776 bytes"),
+    "a list of bytes": (behind_a_key(array(U8, [], 2**40)), "elements needs 1099511627776 bytes"),
+    "a list of texts": (behind_a_key(array(STRING, [], 2**37)), "elements needs 1099511627776"),
+    "a long list": (
+        behind_a_key(array(U8, [], 2**25)),
+        "'k' has 33554432 elements, at most 4194304",
+    ),
+    "tensors": (gguf([], [], b"", num_tensors=2**35), "a table of 34359738368 tensors needs"),
+    "entries": (gguf([], [], b"", num_entries=2**36), "a list of 68719476736 metadata entries"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", SPARSE)
+def test_a_sparse_file_is_not_read_into_memory(
+    tmp_path: Path, refusal: Callable[..., str], kind: str
+) -> None:
+    start, complaint = SPARSE[kind]
+    path = tmp_path / "model.gguf"
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(2**41)
+    refusal(path, complaint, GGUFFile)
+
+
+SPECIAL: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a directory": (Path.mkdir, "is a directory, expected a regular file"),
+    "a pipe": (os.mkfifo, "is a pipe, expected a regular file"),
+    "a link to a device": (lambda path: path.symlink_to("/dev/zero"), "is a device, expected"),
+    "a link to itself": (lambda path: path.symlink_to(path.name), "cannot be read"),
+    "nothing": (lambda path: None, "cannot be read \\(No such file or directory\\)"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_file_is_refused_and_never_waited_for(
+    tmp_path: Path, refusal: Callable[..., str], kind: str
+) -> None:
+    make, complaint = SPECIAL[kind]
+    path = tmp_path / "model.gguf"
+    make(path)
+    refusal(path, complaint, GGUFFile)
+    if not path.is_dir():
+        with pytest.raises(ModelError, match="does not exist"):
+            load_model(path)
