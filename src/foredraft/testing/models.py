@@ -6,12 +6,11 @@ no engine and no drafter. A model is a function of its seed and sizes alone.
 
 from __future__ import annotations
 
-import json
 import string
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import torch
 from safetensors.torch import save_file
@@ -23,6 +22,7 @@ from foredraft.kernels.catalog import load_kernels
 from foredraft.kernels.interface import Segment
 from foredraft.models.config import ModelConfig
 from foredraft.models.decoder import Decoder, activation_dtype, new_cache
+from foredraft.models.hf_writer import config_to_json, write_json
 from foredraft.models.interface import FlatBatch
 from foredraft.models.load import LoadedModel
 from foredraft.models.rope import Rope
@@ -211,14 +211,14 @@ def write_tiny_checkpoint(
     weights = random_weights(config, seed, sharpness)
     tensors = {name: tensor.to(stored).contiguous() for name, tensor in weights.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    _write_json(directory / "config.json", _config_json(config, dtype))
+    write_json(directory / "config.json", config_to_json(config) | {"torch_dtype": dtype})
     _backend(config.vocab_size).save(str(directory / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "chat_template": CHAT_TEMPLATE,
         **SPECIAL_TOKENS,
     }
-    _write_json(directory / "tokenizer_config.json", tokenizer_config)
+    write_json(directory / "tokenizer_config.json", tokenizer_config)
     return directory
 
 
@@ -236,31 +236,3 @@ def _backend(vocab_size: int) -> Backend:
         [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS.values()]
     )
     return backend
-
-
-def _config_json(config: ModelConfig, dtype: str) -> dict[str, Any]:
-    return {
-        "architectures": [config.architecture],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope.theta,
-        "hidden_act": "silu",
-        "attention_bias": config.qkv_bias,
-        "mlp_bias": config.mlp_bias,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": list(config.eos_token_ids),
-        "torch_dtype": dtype,
-    }
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
