@@ -200,7 +200,20 @@ GGUF_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "head per layer": ({"attention.head_count": [4, 4]}, "attention.head_count is [4, 4]"),
     "vocabulary": ({"vocab_size": 51}, "vocab_size is 51; expected 50"),
     "part rotated": ({"rope.dimension_count": 2}, "rope.dimension_count is 2"),
-    "yarn": ({"rope.scaling.type": "yarn"}, "rope.scaling.type is 'yarn'"),
+    "scaling": ({"rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope'"),
+    "yarn of no length": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+        "rope.scaling.original_context_length is missing",
+    ),
+    "yarn with a factor of its own": (
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.yarn_attn_factor": 1.2,
+        },
+        "rope.scaling.yarn_attn_factor is 1.2; expected 1.0",
+    ),
     "missing": ({"block_count": None}, "block_count is missing"),
     "epsilon of the wrong type": (
         {"attention.layer_norm_rms_epsilon": 1},

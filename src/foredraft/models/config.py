@@ -17,6 +17,12 @@ MAX_LAYERS = 4096
 MAX_POSITIONS = 2**24
 
 
+def check_num_layers(num_layers: int, source: str) -> None:
+    """Raise ModelError, begun with `source`, for more layers than any model has."""
+    if num_layers > MAX_LAYERS:
+        raise ModelError(f"{source}: num_layers is {num_layers}, at most {MAX_LAYERS} fit")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder of `num_layers` blocks: norm, attention, norm, gated network.
@@ -54,12 +60,12 @@ class ModelConfig:
     fused_projections: bool = False  # stored as one tensor: queries, keys, values; gate and up
 
     def __post_init__(self) -> None:
-        for name, size, limit in (
-            ("num_layers", self.num_layers, MAX_LAYERS),
-            ("max_position_embeddings", self.max_position_embeddings, MAX_POSITIONS),
-        ):
-            if size > limit:
-                raise self._fail(f"{name} is {size}, at most {limit} fit")
+        check_num_layers(self.num_layers, self.architecture)
+        if self.max_position_embeddings > MAX_POSITIONS:
+            raise self._fail(
+                f"max_position_embeddings is {self.max_position_embeddings}, "
+                f"at most {MAX_POSITIONS} fit"
+            )
         if self.num_heads % self.num_kv_heads:
             raise self._fail(
                 f"{self.num_heads} attention heads cannot share "

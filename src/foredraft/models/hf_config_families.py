@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from foredraft.kernels.block import Activation
-from foredraft.models.config import ModelConfig
+from foredraft.models.config import ModelConfig, check_num_layers
 from foredraft.models.fields import Fields
 from foredraft.models.hf_config_rope import (
     Positions,
@@ -223,16 +223,18 @@ def _windows(
     fields: Fields, window: int | None, has_window: Callable[[int], bool]
 ) -> tuple[int, ...]:
     """Each layer's window by `layer_types` or, where the file has none, by `has_window(layer)`."""
-    num_layers = fields.integer("num_hidden_layers")
     types = fields.value("layer_types")
+    if window is None and types is None:
+        return ()
+    num_layers = fields.integer("num_hidden_layers")
+    check_num_layers(num_layers, fields.source)
     if types is None:
-        local = [window is not None and has_window(layer) for layer in range(num_layers)]
+        local = [has_window(layer) for layer in range(num_layers)]
     else:
         if not isinstance(types, list) or len(types) != num_layers:
             raise fields.fail("layer_types", f"a list of {num_layers} types")
         known = ("full_attention", "sliding_attention") if window else ("full_attention",)
-        strange = [kind for kind in types if kind not in known]
-        if strange:
+        if any(kind not in known for kind in types):
             raise fields.fail("layer_types", f"only {' and '.join(map(repr, known))}")
         local = [kind == "sliding_attention" for kind in types]
     return tuple(window or 0 if is_local else 0 for is_local in local) if any(local) else ()
