@@ -176,7 +176,7 @@ def test_a_peer_runs_the_same_prompts_in_its_own_process(
         "--peer", "transformers", "--dtype", "float32",
     )  # fmt: skip
     labels = [run["label"] for run in result["runs"]]
-    assert labels == ["plain", "auto", "transformers float32", "transformers bfloat16"]
+    assert labels == ["plain", "ngram", "transformers float32", "transformers bfloat16"]
     peer = result["runs"][2]
     assert peer["peer"] == "transformers"
     assert peer["tokens"] == result["runs"][0]["tokens"]

@@ -70,12 +70,11 @@ def prompt_ids(
     return prompts
 
 
-def label_of(config: Mapping[str, Any] | None) -> str:
-    """A short name for a configuration: `plain`, `ngram num_speculative_tokens=4`."""
-    if config is None:
+def label_of(method: str | None, config: Mapping[str, Any] | None) -> str:
+    """A short name for a method in effect: `plain`, `ngram num_speculative_tokens=4`."""
+    if method is None or config is None:
         return "plain"
-    rest = [f"{key}={value}" for key, value in config.items() if key != "method"]
-    return " ".join([str(config.get("method", "auto")), *rest])
+    return " ".join([method, *(f"{key}={v}" for key, v in config.items() if key != "method")])
 
 
 def sample_of(output: RequestOutput, part_seconds: Mapping[str, float]) -> Sample:
@@ -177,11 +176,11 @@ def _measure(
 ) -> list[Run]:
     """Every configuration and every peer on each prompt in turn, the plain one first."""
     configs: list[Mapping[str, Any] | None] = [None, *settings.configs]
-    runs = [Run(label_of(config), config) for config in configs]
     engines = [
         LLM(loaded, speculative_config=config, max_num_seqs=1, **settings.engine)
         for config in configs
     ]
+    runs = [Run(label_of(llm.method, c), c) for llm, c in zip(engines, configs, strict=True)]
     pairs = list(zip(engines, runs, strict=True))
     params = SamplingParams(max_tokens=settings.max_tokens, temperature=0.0)
     warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
