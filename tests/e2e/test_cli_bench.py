@@ -70,7 +70,7 @@ def test_decode_prints_a_table_and_can_be_limited(
     assert main([*arguments, "--tasks", "edit", "--limit-per-task", "1"]) == 0
     table = capsys.readouterr().out
     assert "plain" in table
-    assert "auto" in table
+    assert "ngram" in table
     assert "edit" in table
     assert "chat" not in table
 
