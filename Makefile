@@ -16,6 +16,8 @@ FOREDRAFT := $(BIN)/foredraft
 MODEL ?= smollm2-135m
 PROMPTS := benchmarks/data/bench.jsonl
 RESULTS := benchmarks/results
+# The model's own first layers, as draft models of it.
+PAIRS := build/pairs
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak check bench identity report picture sanitize clean
@@ -70,6 +72,12 @@ bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet mach
 	$(DECODE) --limit-per-task 6 --peer transformers --output $(RESULTS)/decode-peers.json
 	$(DECODE) --speculative-config '{"method":"ngram","num_speculative_tokens":5}' \
 	  --speculative-config '{"method":"ngram","num_speculative_tokens":8}' --output $(RESULTS)/decode.json
+	$(FOREDRAFT) export $(MODEL) $(PAIRS)/8 --layers 8 --force
+	$(FOREDRAFT) export $(MODEL) $(PAIRS)/29 --layers 29 --force
+	$(DECODE) --limit-per-task 2 --max-tokens 512 --ignore-eos \
+	  --speculative-config '{"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":2}' \
+	  --speculative-config '{"method":"draft_model","model":"$(PAIRS)/29","num_speculative_tokens":2}' \
+	  --output $(RESULTS)/decode-draft-model.json
 	$(MAKE) report
 
 identity: setup  ## Compare tokens and logits with plain decoding's, on all prompts

@@ -56,6 +56,14 @@ def test_a_steps_time_is_stated_by_its_parts() -> None:
     assert summarise(run, run, {"a": "chat"})["step_ms"] == {"drafter": 500.0, "target": 2000.0}
 
 
+def test_tokens_a_step_are_stated_by_stretches_of_64() -> None:
+    run = Run("long")
+    halves = (True, False) * 32 + (True, True, True, False) * 16 + (True,) * 5
+    run.add("a", Sample((1,) * len(halves), 128, 1.0, 60, from_draft=halves))
+    run.add("b", Sample((1,), 0, 0.0, 0, from_draft=(False,)))
+    assert summarise(run, run, TASKS)["tokens_per_step_by_stretch"] == [2.0, 4.0]
+
+
 def test_acceptance_counts_drafts_only() -> None:
     figures = summarise(_speculative(), _plain(), TASKS)
     assert figures["mean_acceptance_length"] == pytest.approx(2.0)

@@ -18,6 +18,7 @@ from foredraft.bench.peers import Peer
 from foredraft.bench.provenance import provenance, usable_cores
 from foredraft.bench.samples import Run, Sample, summarise
 from foredraft.bench.workload import Item
+from foredraft.core.acceptance import Origin
 from foredraft.core.errors import InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.engine.llm import LLM
@@ -41,6 +42,7 @@ class DecodeSettings:
     repeats: int = 1
     peers: Sequence[str] = ()
     engine: Mapping[str, Any] = field(default_factory=dict)  # further settings of every LLM
+    ignore_eos: bool = False
 
 
 def first_turn_ids(tokenizer: Tokenizer, item: Item) -> list[int]:
@@ -92,6 +94,7 @@ def sample_of(output: RequestOutput, part_seconds: Mapping[str, float]) -> Sampl
         accepted=speculation.num_accepted_draft_tokens,
         accepted_by_position=tuple(rate * drafts for rate in speculation.acceptance_by_position),
         part_seconds=part_seconds,
+        from_draft=tuple(origin is Origin.ACCEPTED for origin in output.outputs[0].origins),
     )
 
 
@@ -145,6 +148,7 @@ def bench_decode(
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "kernels": loaded.model.kernels.name,
         "max_tokens": settings.max_tokens,
+        "ignore_eos": settings.ignore_eos,
         "repeats": settings.repeats,
         "prompts": len(items),
         "bandwidth_limit_tokens_per_second": limit.tokens_per_second,
@@ -182,7 +186,9 @@ def _measure(
     ]
     runs = [Run(label_of(llm.method, c), c) for llm, c in zip(engines, configs, strict=True)]
     pairs = list(zip(engines, runs, strict=True))
-    params = SamplingParams(max_tokens=settings.max_tokens, temperature=0.0)
+    params = SamplingParams(
+        max_tokens=settings.max_tokens, temperature=0.0, ignore_eos=settings.ignore_eos
+    )
     warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
     for engine in engines:
         engine.generate([list(next(iter(prompts.values())))], warm_up)

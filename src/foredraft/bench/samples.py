@@ -14,6 +14,7 @@ from typing import Any
 from foredraft.bench.intervals import bootstrap_interval, spread
 
 Pair = tuple[float, float]  # tokens, seconds
+STRETCH = 64  # tokens; a drafter that loses its place accepts less from one stretch to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Sample:
     accepted: int = 0
     accepted_by_position: tuple[float, ...] = ()  # drafts whose first i + 1 tokens were accepted
     part_seconds: Mapping[str, float] = field(default_factory=dict)  # drafter, target, rest
+    from_draft: tuple[bool, ...] = ()  # of each token: it was an accepted draft token
 
 
 @dataclass(slots=True)
@@ -58,6 +60,18 @@ def _cost(samples: Mapping[str, Sequence[Sample]]) -> float:
     """Seconds of a mean step."""
     steps = sum(each[0].steps for each in samples.values())
     return sum(map(_seconds, samples.values())) / steps if steps else 0.0
+
+
+def _by_stretch(samples: Sequence[Sample]) -> list[float]:
+    """Tokens per step in each whole stretch of `STRETCH` output tokens, over all samples."""
+    longest = max(len(sample.from_draft) for sample in samples)
+    figures = []
+    for start in range(0, longest - STRETCH + 1, STRETCH):
+        parts = [sample.from_draft[start : start + STRETCH] for sample in samples]
+        flags = [flag for part in parts if len(part) == STRETCH for flag in part]
+        # Every step ends with one token that is the target's own.
+        figures.append(len(flags) / max(1, flags.count(False)))
+    return figures
 
 
 def _step_ms(samples: Sequence[Sample]) -> dict[str, float]:
@@ -129,6 +143,7 @@ def summarise(run: Run, plain: Run, tasks: Mapping[str, str]) -> dict[str, Any]:
         "acceptance_by_position": _by_position(everything),
         "identical_to_plain": identical(run, plain),
         "mean_step_cost": _ratio(_cost(run.samples), _cost(plain.samples)),
+        "tokens_per_step_by_stretch": _by_stretch(everything),
         "step_ms": _step_ms(everything),
         "per_task": per_task,
     }  # fmt: skip

@@ -103,6 +103,9 @@ def decode(
         list[str] | None, Option(help="Also measure this engine (transformers).", metavar="NAME")
     ] = None,
     max_tokens: MaxTokensOption = 128,
+    ignore_eos: Annotated[
+        bool, Option("--ignore-eos", help="Go on to --max-tokens after the end of sequence.")
+    ] = False,
     limit_per_task: LimitOption = None,
     repeats: Annotated[int, Option(help="Times each prompt is run.", metavar="N", min=1)] = 1,
     tasks: TasksOption = None,
@@ -121,6 +124,8 @@ def decode(
 
     for name in peer or ():
         check_peer(name)
+    if peer and ignore_eos:
+        raise UserError("--ignore-eos: peers end where the model does; leave out --peer")
     items = select(read_workload(workload), tasks or (), limit_per_task)
     loaded = runtime.load(model)
     from foredraft.bench.decode import DecodeSettings, bench_decode
@@ -131,6 +136,7 @@ def decode(
         repeats,
         peer or (),
         runtime.engine_settings(),
+        ignore_eos,
     )
     with _progress() as progress:
         result = bench_decode(loaded, items, settings, progress)
