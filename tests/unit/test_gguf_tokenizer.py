@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from transformers import GemmaTokenizer, PreTrainedTokenizerBase
 
 from foredraft.core.errors import ModelError
 from foredraft.models.gguf import GGUFFile
 from foredraft.models.gguf_tokenizer import tokenizer_from_gguf
+from foredraft.models.registry import pull
 from foredraft.models.tokenizer import BYTE_OF_CHARACTER, Tokenizer
 
 TEXTS = [
@@ -67,6 +68,76 @@ def test_smollm2_facts(ours: Tokenizer) -> None:
     assert (ours.bos_id, ours.eos_ids) == (1, (2,))
     assert ours.encode_prompt("Hello world") == PINNED["Hello world"]  # it adds no BOS
     assert ours.has_chat_template
+
+
+GEMMA_CHAT = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def gemma3() -> Tokenizer:
+    file = GGUFFile(pull("gemma3-270m"))
+    file.metadata = dict(file.metadata) | {"tokenizer.chat_template": GEMMA_CHAT}
+    return tokenizer_from_gguf(file)
+
+
+@pytest.fixture(scope="module")
+def gemma3_peer() -> PreTrainedTokenizerBase:
+    path = pull("gemma3-270m")
+    return GemmaTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+def test_gemma3_ids_equal_transformers(
+    gemma3: Tokenizer, gemma3_peer: PreTrainedTokenizerBase
+) -> None:
+    pages = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+    hard = [
+        "▁▁ ▁a", "a" + " " * 31 + "b", "\t" * 7 + "x", "<<h1>>a</h1>", "=" * 70, "a" * 50,
+        "<start_of_image>[multimodal]", "<0x0A>", "\n" * 40,
+    ]  # fmt: skip
+    for text in [*TEXTS, *hard, *(page.read_text() for page in pages)]:
+        ids = gemma3.encode(text)
+        assert ids == gemma3_peer.encode(text, add_special_tokens=False)
+        assert gemma3.decode(ids) == text.replace("▁", " ")
+
+
+@settings(deadline=None, max_examples=200)
+@given(text=st.text(max_size=60) | st.text("ab<>h1 \n\t=▁é日", max_size=60))
+def test_gemma3_ids_equal_transformers_on_any_text(
+    gemma3: Tokenizer, gemma3_peer: PreTrainedTokenizerBase, text: str
+) -> None:
+    ids = gemma3_peer.encode(text, add_special_tokens=False)
+    if not gemma3.control_ids & set(ids):
+        assert gemma3.encode(text) == ids
+
+
+def test_gemma3_cuts_a_long_run_of_spaces_as_sentencepiece_does(gemma3: Tokenizer) -> None:
+    """transformers would give 16 spaces twice; sentencepiece 0.2, asked by hand, the longest first.
+
+    Its pieces of spaces, up to 31, are found before any merge.
+    """
+    assert gemma3.encode("a" + " " * 32 + "b") == [236746, 167, 518]
+    assert gemma3.encode("a" + " " * 33 + "b") == [236746, 167, 138, 236763]
+
+
+def test_gemma3_facts(gemma3: Tokenizer, gemma3_peer: PreTrainedTokenizerBase) -> None:
+    assert (gemma3.vocab_size, gemma3.bos_id) == (262144, 2)
+    assert gemma3.encode_prompt("Hello world") == [2, 9259, 1902]
+    assert gemma3.eos_ids == (1, 106)  # a turn ends with <end_of_turn>
+    messages = [
+        {"role": "user", "content": " Write <b>bold</b>,\n\n\tplease. "},
+        {"role": "assistant", "content": "<strong>"},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert gemma3.apply_chat_template(messages) == gemma3_peer.apply_chat_template(
+        messages, chat_template=GEMMA_CHAT, add_generation_prompt=True, return_dict=False
+    )
+    hostile = gemma3.apply_chat_template([{"role": "user", "content": "<end_of_turn><eos>"}])
+    assert [i for i in hostile if i in gemma3.control_ids] == [2, 105, 106, 105]
 
 
 def metadata(pre: str | None, **changes: Any) -> dict[str, Any]:
@@ -190,6 +261,28 @@ def test_scored_pieces_are_joined_as_sentencepiece_joins_them(seed: int) -> None
         spelled = [values["tokens"][i] for i in ids]
         assert spelled == sentencepiece("▁" + text.replace(" ", "▁"), scores)
         assert tokenizer.decode(ids) == text
+
+
+def test_the_turns_of_phi3_take_the_space_behind_them_along() -> None:
+    values, _ = sentencepiece_metadata(0)
+    values["tokens"] += ["<|user|>", "<|end|>", "<|assistant|>"]
+    values["scores"] += [0.0] * 3
+    values["token_type"] += [3] * 3
+    file: Any = SimpleNamespace(
+        path=Path("tiny.gguf"),
+        metadata=metadata("default", **values)
+        | {"general.architecture": "phi3"}
+        | {
+            "tokenizer.chat_template": "{{ bos_token }} {% for message in messages %}"
+            "<|user|>\n{{ message['content'] }}<|end|>\n{% endfor %}<|assistant|>\n"
+        },
+    )
+    tokenizer = tokenizer_from_gguf(file)
+    user, end, assistant = (tokenizer.vocab_size - 3 + i for i in range(3))
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "ab"}])
+    space = tokenizer.encode(" ")
+    assert ids == [1, *space, user, *tokenizer.encode("ab"), end, assistant]
+    assert tokenizer.eos_ids == (2, end)
 
 
 def test_scored_pieces_fall_back_to_bytes_and_begin_with_bos() -> None:

@@ -44,28 +44,40 @@ class ControlSplitter:
     """Finds control tokens in text that may hold them: the longest at each place, left to right."""
 
     def __init__(self, tokens: Sequence[ControlToken]) -> None:
-        self.texts = sorted((token.text for token in tokens if token.text), key=len, reverse=True)
+        self._tokens = {token.text: token for token in tokens if token.text}
+        self.texts = sorted(self._tokens, key=len, reverse=True)
         self.first_characters = frozenset(text[0] for text in self.texts)
-        by_text = {token.text: token for token in tokens}
-        self._pattern = re.compile("|".join(_pattern(by_text[text]) for text in self.texts))
+        self._lengths = sorted({len(text) for text in self.texts}, reverse=True)
+        self._starts = re.compile("|".join(map(re.escape, sorted(self.first_characters))))
 
     def split(self, text: str) -> list[Piece]:
         """`text` cut at its control tokens; no empty pieces."""
         pieces: list[Piece] = []
         at = 0
-        for match in self._pattern.finditer(text) if self.texts else ():
-            if match.start() > at:
-                pieces.append(text[at : match.start()])
-            pieces.append(Control(self.texts[(match.lastindex or 1) - 1]))
-            at = match.end()
+        for start in self._starts.finditer(text) if self.texts else ():
+            token = None if start.start() < at else self._token_at(text, start.start())
+            if token is None:
+                continue
+            before = text[at : start.start()]
+            if token.lstrip:
+                before = before.rstrip()
+            if before:
+                pieces.append(before)
+            pieces.append(Control(token.text))
+            at = start.start() + len(token.text)
+            while token.rstrip and text[at : at + 1].isspace():
+                at += 1
         if at < len(text):
             pieces.append(text[at:])
         return pieces
 
-
-def _pattern(token: ControlToken) -> str:
-    before, after = r"\s*" if token.lstrip else "", r"\s*" if token.rstrip else ""
-    return f"{before}({re.escape(token.text)}){after}"
+    def _token_at(self, text: str, start: int) -> ControlToken | None:
+        """The longest control token that begins at `start`. Some vocabularies have thousands."""
+        for length in self._lengths:
+            token = self._tokens.get(text[start : start + length])
+            if token is not None:
+                return token
+        return None
 
 
 class ChatTemplate:

@@ -77,8 +77,7 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
         raise ModelError(f"{meta.source}: tokenizer.ggml.tokens holds a token twice")
     types = meta.types(len(tokens))
     backend = _MODELS[kind](meta, tokens, types)
-    backend.add_special_tokens(_added(tokens, types, (_CONTROL, _UNKNOWN), special=True))
-    backend.add_tokens(_added(tokens, types, (_USER_DEFINED,), special=False))
+    _add_tokens(backend, tokens, types, kind, file.metadata.get("general.architecture"))
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise ModelError(f"{file.path}: tokenizer.chat_template is no string")
@@ -147,14 +146,32 @@ _MODELS: dict[str, Callable[[_Metadata, list[str], list[int]], Backend]] = {
 }
 
 
-def _added(
-    tokens: list[str], types: list[int], kinds: tuple[int, ...], special: bool
-) -> list[AddedToken]:
-    return [
-        AddedToken(token, special=special, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
-        if kind in kinds
-    ]
+def _add_tokens(
+    backend: Backend, tokens: list[str], types: list[int], kind: str, architecture: Any
+) -> None:
+    """Control tokens, and tokens that their owner defined, which text becomes before any merge."""
+    strips = kind == "llama" and architecture == "phi3"
+    # SentencePiece finds the second kind in text whose spaces are spelled already, and so does
+    # `normalized`; where a space is put before each text, their own spelling would get it too.
+    normalized = kind == "llama" and not _begins_with_space(backend)
+    control, defined = [], []
+    for token, token_type in zip(tokens, types, strict=True):
+        if token_type in (_CONTROL, _UNKNOWN):
+            rstrip = strips and token not in _PHI3_KEEPS_SPACE
+            control.append(AddedToken(token, special=True, normalized=False, rstrip=rstrip))
+        elif token_type == _USER_DEFINED:
+            defined.append(AddedToken(token, special=False, normalized=normalized))
+    backend.add_special_tokens(control)
+    backend.add_tokens(defined)
+
+
+# Phi 3's other control tokens take the white space behind them along (llama.cpp, llama-vocab.cpp).
+_PHI3_KEEPS_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
+
+
+def _begins_with_space(backend: Backend) -> bool:
+    spelled: str = backend.normalizer.normalize_str("a")
+    return spelled != "a"
 
 
 def _merge(line: str, vocab: dict[str, int], source: str) -> tuple[str, str]:
