@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from foredraft.core.errors import ModelError
-from foredraft.models.untrusted import MAX_NAME, is_name, open_regular, quoted, taken_for_weights
+from foredraft.models.untrusted import (
+    MAX_NAME,
+    is_name,
+    open_regular,
+    quoted,
+    taken_for_weights,
+    unique_keys,
+)
 
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_DIMENSIONS = 8
@@ -59,35 +66,22 @@ def _table(file: BinaryIO, size: int) -> dict[str, Any]:
     known = taken_for_weights(prefix + file.read(32))
     if known is not None:
         raise _HeaderError(f"it is {known}")
+    if len(prefix) < _PREFIX_BYTES:
+        raise _HeaderError(f"its {size} bytes are too few for a header")
     length = int.from_bytes(prefix, "little")
-    if len(prefix) < _PREFIX_BYTES or length > size - _PREFIX_BYTES:
-        raise _HeaderError(
-            f"a header of {length} bytes does not fit into the file's {size}"
-            if len(prefix) == _PREFIX_BYTES
-            else f"its {size} bytes are too few for a header"
-        )
+    if length > size - _PREFIX_BYTES:
+        raise _HeaderError(f"a header of {length} bytes does not fit into the file's {size}")
     if length > MAX_HEADER_BYTES:
         raise _HeaderError(f"its header has {length} bytes, at most {MAX_HEADER_BYTES} fit")
     file.seek(_PREFIX_BYTES)
     raw = file.read(length)
     try:
-        table = json.loads(raw.decode("utf-8"), object_pairs_hook=_object)
+        table = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise _HeaderError(f"its header is not valid JSON ({error})") from error
     if not isinstance(table, dict):
         raise _HeaderError(f"its header is {quoted(table)}, expected a JSON object")
     return table
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise _HeaderError(f"{quoted(name)} appears twice")
-            seen.add(name)
-    return found
 
 
 def _check_metadata(metadata: Any) -> None:

@@ -6,10 +6,11 @@ is often taken for a model's weights; knows no format.
 
 from __future__ import annotations
 
+import os
 import reprlib
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from foredraft.core.errors import ModelError
 
@@ -47,6 +48,31 @@ def open_regular(path: Path) -> BinaryIO:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ModelError(f"{path}: cannot be read ({reason})") from error
     raise ModelError(f"{path}: is a {_kind(mode)}, expected a regular file")
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The text of a regular file of at most `limit` bytes. ModelError for any other."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise ModelError(f"{path}: larger than {limit} bytes")
+        raw = file.read(size)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: not UTF-8 text (byte {error.start})") from error
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, for `object_pairs_hook`. ValueError for a key twice: one of them would win."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"{quoted(key)} appears twice")
+            seen.add(key)
+    return found
 
 
 def is_name(text: str) -> bool:
