@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     Gemma2ForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     LlamaForCausalLM,
     MistralForCausalLM,
     Phi3ForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
@@ -27,10 +31,11 @@ from foredraft.core.trees import topology
 from foredraft.kernels.catalog import load_kernels, native_available
 from foredraft.kernels.interface import Segment
 from foredraft.models.decoder import Decoder, activation_dtype, new_cache
-from foredraft.models.hf_config import config_from_json, read_json
+from foredraft.models.hf_config import WITH_IMAGES, config_from_json, read_json
 from foredraft.models.interface import FlatBatch
 from foredraft.models.rope import Rope, Yarn
-from foredraft.models.safetensors_weights import SafetensorsWeights, WithoutCopiedHead
+from foredraft.models.safetensors_weights import SINGLE, SafetensorsWeights, WithoutCopiedHead
+from foredraft.models.weights import TextPart
 
 SIZES: dict[str, Any] = {
     "vocab_size": 67,
@@ -160,10 +165,19 @@ PAGE_SIZE = 8
 def write_checkpoint(
     directory: Path, family: Family, shard_bytes: int = 10**9, **changes: Any
 ) -> PreTrainedModel:
-    """A random model whose norms and biases are not the ones and zeros of a fresh one."""
-    torch.manual_seed(3)
+    """A random model of SIZES with `changes`."""
     # A copy: transformers writes its defaults into the dictionaries that it is given.
-    model = family(family.config_class(**copy.deepcopy(SIZES | changes)))
+    return write_model(
+        directory, family, family.config_class(**copy.deepcopy(SIZES | changes)), shard_bytes
+    )
+
+
+def write_model(
+    directory: Path, family: Family, config: PreTrainedConfig, shard_bytes: int = 10**9
+) -> PreTrainedModel:
+    """With random numbers added, for norms and biases are ones and zeros in a fresh model."""
+    torch.manual_seed(3)
+    model = family(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
@@ -175,6 +189,8 @@ def load(directory: Path, kernels: str, dtype: torch.dtype, **changes: Any) -> D
     config = config_from_json(read_json(directory / "config.json"), "config.json")
     config = replace(config, **changes)
     weights: Any = SafetensorsWeights(directory)
+    if config.architecture in WITH_IMAGES:
+        weights = TextPart(weights)
     if config.tie_word_embeddings:
         weights = WithoutCopiedHead(weights)
     return Decoder(config, weights, load_kernels(kernels, dtype=activation_dtype(dtype)), dtype)
@@ -334,6 +350,32 @@ def test_a_pass_may_stop_at_any_layer_and_go_on(checkpoints: Checkpoints) -> Non
         output = decoder.head(hidden)
     assert torch.equal(output.logits, expected)
     assert all(torch.equal(a, b) for a, b in zip(whole.keys, split.keys, strict=True))
+
+
+@pytest.mark.parametrize("old_names", [False, True])
+def test_a_model_with_images_is_served_as_its_text_model(tmp_path: Path, old_names: bool) -> None:
+    text = copy.deepcopy(SIZES | VARIANTS["gemma3"][1])
+    vision = {
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 4, "patch_size": 2,
+    }  # fmt: skip
+    config = Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=66
+    )
+    model = write_model(tmp_path, Gemma3ForConditionalGeneration, config)
+    path = tmp_path / SINGLE
+    tensors = load_file(path)
+    assert any("vision_tower" in name for name in tensors)
+    if old_names:
+        old = {"model.language_model.": "language_model.model.", "model.": ""}
+        for new in old:
+            tensors = {
+                old[new] + n.removeprefix(new) if n.startswith(new) else n: t
+                for n, t in tensors.items()
+            }
+        save_file(tensors, path)
+    decoder = load(tmp_path, "reference", torch.float32)
+    assert_close(in_chunks(decoder, cache_for(decoder), PROMPT, 7), theirs(model, PROMPT))
 
 
 def test_only_asked_rows_come_back(checkpoints: Checkpoints) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,16 @@ _JSON_NAMES = {
 }
 # Of the stored weights; each tensor says its own, so that the key only has to make sense.
 _WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+
+# A model of images and text that is served as its text model, and what its `text_config` leaves
+# out where it is transformers' default.
+WITH_IMAGES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+_TEXT_DEFAULTS = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208}
+_TEXT_KEYS = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "torch_dtype", "dtype")
+_IMAGE_KEYS = (
+    "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index",
+    "image_token_index", "model_type", "architectures", "text_config",
+)  # fmt: skip
 
 # Keys with these words in their name can change what a model computes ...
 _MEANINGFUL = re.compile(
@@ -73,11 +84,13 @@ def config_from_json(values: Mapping[str, Any], source: str) -> ModelConfig:
     names = fields.value("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.fail("architectures", "a list with one name")
+    if names[0] in WITH_IMAGES:
+        return _text_part(fields, names[0])
     family = FAMILIES.get(names[0])
     if family is None:
         raise ModelError(
             f"{source}: architecture {names[0]!r} is not supported; "
-            f"supported are {', '.join(sorted(FAMILIES))}"
+            f"supported are {', '.join(sorted([*FAMILIES, *WITH_IMAGES]))}"
         )
     if "quantization_config" in fields:
         method = values["quantization_config"]
@@ -95,13 +108,31 @@ def config_from_json(values: Mapping[str, Any], source: str) -> ModelConfig:
     for key in ("torch_dtype", "dtype"):
         if fields.value(key) is not None and values[key] not in _WEIGHT_DTYPES:
             raise fields.fail(key, f"one of {', '.join(_WEIGHT_DTYPES)}")
+    _refuse_unread(fields, names[0])
+    return config
+
+
+def _text_part(fields: Fields, architecture: str) -> ModelConfig:
+    """The config of a `text_config`. Prompts hold no images, so what describes them is left out."""
+    text = fields.value("text_config")
+    if not isinstance(text, dict):
+        raise fields.fail("text_config", "an object")
+    shared = {key: fields.value(key) for key in _TEXT_KEYS if key in fields}
+    for key in _IMAGE_KEYS:
+        fields.value(key)
+    _refuse_unread(fields, architecture)
+    values = _TEXT_DEFAULTS | shared | text | {"architectures": [WITH_IMAGES[architecture]]}
+    config = config_from_json(values, f"{fields.source}: text_config")
+    return replace(config, architecture=architecture)
+
+
+def _refuse_unread(fields: Fields, architecture: str) -> None:
     strange = [key for key in fields.unread() if _is_meaningful(key)]
     if strange:
         raise ModelError(
-            f"{source}: {', '.join(strange)} may change what the model computes and "
-            f"{names[0]} here does not know it"
+            f"{fields.source}: {', '.join(strange)} may change what the model computes and "
+            f"{architecture} here does not know it"
         )
-    return config
 
 
 def _is_meaningful(key: str) -> bool:

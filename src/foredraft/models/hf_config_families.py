@@ -67,6 +67,9 @@ def _phi3(fields: Fields, architecture: str) -> ModelConfig:
     """Phi 3 and 4: fused projections; a head may be rotated in part."""
     _model_type(fields, architecture, "phi3")
     fields.value("original_max_position_embeddings")  # of longrope, which reads it
+    for key in ("full_attn_mod", "interpolate_factor"):  # of Phi 4's own code, where 1 is nothing
+        if fields.integer(key, 1) != 1:
+            raise fields.fail(key, "1")
     return _model(
         fields, architecture, max_positions=4096, eps=1e-5, partial=True,
         windows=_same_windows(fields, _window(fields, None)), fused_projections=True,

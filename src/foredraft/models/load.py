@@ -22,12 +22,13 @@ from foredraft.models.decoder import Decoder, activation_dtype
 from foredraft.models.gguf import GGUFFile
 from foredraft.models.gguf_model import config_from_gguf, weights_from_gguf
 from foredraft.models.gguf_tokenizer import tokenizer_from_gguf
-from foredraft.models.hf_config import config_from_json, read_json
+from foredraft.models.hf_config import WITH_IMAGES, config_from_json, read_json
 from foredraft.models.interface import Model
 from foredraft.models.registry import BUILT_IN, pull
 from foredraft.models.safetensors_weights import SINGLE, SafetensorsWeights, WithoutCopiedHead
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.models.tokenizer_files import generation_eos_ids, tokenizer_from_directory
+from foredraft.models.weights import TextPart
 
 ADAPTER = "adapter_config.json"
 DTYPES = {
@@ -148,6 +149,8 @@ def _open(path: Path) -> tuple[ModelConfig, Mapping[str, Tensor], Tokenizer]:
     config = config_from_json(read_json(source), str(source))
     tokenizer = tokenizer_from_directory(path, generation_eos_ids(path, config.eos_token_ids))
     weights = SafetensorsWeights(path)
+    if config.architecture in WITH_IMAGES:
+        weights = TextPart(weights)
     if config.tie_word_embeddings:
         weights = WithoutCopiedHead(weights)
     return replace(config, eos_token_ids=tokenizer.eos_ids), weights, tokenizer

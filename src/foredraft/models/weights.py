@@ -5,7 +5,8 @@ Knows names, shapes and dtypes; knows no file format and no kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -96,6 +97,35 @@ def check_names(config: ModelConfig, names: Sequence[str]) -> None:
     unknown = sorted(set(names) - expected.keys())
     if unknown:
         raise ModelError(f"unknown {_listed(unknown)}")
+
+
+class TextPart(Mapping[str, Tensor]):
+    """The text model's tensors out of `weights` of a model that reads images too, renamed."""
+
+    # As transformers writes them now, and as it did before version 4.52.
+    _PREFIXES: ClassVar[dict[str, str]] = {
+        "model.language_model.": "model.",
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        "lm_head.": "lm_head.",
+    }
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._weights = weights
+        self._names: dict[str, str] = {}
+        for stored in weights:
+            for prefix, instead in self._PREFIXES.items():
+                if stored.startswith(prefix):
+                    self._names[instead + stored.removeprefix(prefix)] = stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Reader:
