@@ -150,21 +150,47 @@ def test_a_config_that_is_no_json_object(tmp_path: Path, text: str) -> None:
         read_json(path)
 
 
-@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 3.0},
+    "llama3": LLAMA3,
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 2048},
+    "yarn, exact": {
+        "factor": 40.0, "original_max_position_embeddings": 512, "truncate": False,
+        "beta_fast": 20.0, "beta_slow": 0.4, "attention_factor": 0.8,
+    },
+    "yarn, weighed": {
+        "factor": 1.5, "original_max_position_embeddings": 64, "mscale": 2.0,
+        "mscale_all_dim": 0.5,
+    },
+    "yarn of one length": {"factor": 2.0, "original_max_position_embeddings": 2},
+    "longrope": {
+        "short_factor": [1.0 + i / 8 for i in range(32)], "long_factor": [9.0] * 32,
+        "original_max_position_embeddings": 1024,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROPES)
 def test_frequencies_equal_transformers(kind: str) -> None:
-    parameters = {"default": {}, "linear": {"factor": 3.0}, "llama3": LLAMA3}[kind]
-    parameters = {"rope_type": kind, "rope_theta": 5e5} | parameters
+    name = kind.split()[0].rstrip(",")
+    parameters = {"rope_type": name, "rope_theta": 5e5} | ROPES[kind]
     peer = LlamaConfig(
-        hidden_size=128, num_attention_heads=2, head_dim=64, rope_parameters=parameters
-    )
-    if kind == "default":
+        hidden_size=128, num_attention_heads=2, head_dim=64, max_position_embeddings=8192,
+        rope_parameters=dict(parameters),
+    )  # fmt: skip
+    factor = 1.0
+    if name == "default":
         expected = 5e5 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)
     else:
-        expected = ROPE_INIT_FUNCTIONS[kind](peer, "cpu")[0].double()
-    cos, sin = parse(rope_parameters=parameters).rope.tables(64, 3, torch.float64, "cpu")
+        frequencies, factor = ROPE_INIT_FUNCTIONS[name](peer, "cpu")
+        expected = frequencies.double()
+    rope = parse(rope_parameters=parameters).rope
+    assert rope.attention_factor == pytest.approx(factor, rel=1e-9)
+    cos, sin = rope.tables(64, 3, torch.float64, "cpu")
     for position in range(3):
-        assert torch.allclose(cos[position], (position * expected).cos(), atol=1e-6)
-        assert torch.allclose(sin[position], (position * expected).sin(), atol=1e-6)
+        assert torch.allclose(cos[position], factor * (position * expected).cos(), atol=1e-6)
+        assert torch.allclose(sin[position], factor * (position * expected).sin(), atol=1e-6)
 
 
 def gguf_file(changes: dict[str, Any], extra: dict[str, tuple[int, ...]] | None = None) -> Any:
