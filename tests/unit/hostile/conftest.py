@@ -16,7 +16,7 @@ from foredraft.core.errors import ModelError
 from foredraft.models.load import load_model
 
 # Of Python's and numpy's memory at once: more than the files here hold, less than they claim.
-MAX_EXTRA_BYTES = 8 * 2**20
+MAX_EXTRA_BYTES = 16 * 2**20
 # Of the process: catches what is allocated in C++ and Rust too. Threads and caches need some.
 MAX_EXTRA_DATA = 512 * 2**20
 LONGEST_LINE = 2000
