@@ -159,6 +159,8 @@ class Engine:
     def _step(self) -> list[Request]:
         begin = time.perf_counter()
         plan = self.scheduler.schedule()
+        if self.drafter is not None:
+            _call_all([partial(self.drafter.release, request.id) for request in plan.preempted])
         if plan.page_copies:
             sources, destinations = zip(*plan.page_copies, strict=True)
             self.cache.copy_pages(sources, destinations)
@@ -226,17 +228,20 @@ class Engine:
         request, num_top = window.request, window.request.params.prompt_logprobs
         if window.prompt_logits is None or num_top is None:
             return []
+        # A preempted request computes its prompt again: what it has is not taken twice.
+        first = window.start + 1
         positions = range(
-            window.start + 1, min(window.start + window.chain + 1, request.num_prompt)
+            max(first, len(request.prompt_logprobs)),
+            min(window.start + window.chain + 1, request.num_prompt),
         )
         return [
             token_logprobs(
-                logits[window.prompt_logits + i],
+                logits[window.prompt_logits + position - first],
                 request.tokens[position],
                 num_top,
                 self.model.kernels.row_math,
             )
-            for i, position in enumerate(positions)
+            for position in positions
         ]
 
     def _commit_tokens(self, window: Window, outcome: Outcome, emitted: Sequence[_Emission]) -> int:
@@ -286,21 +291,12 @@ class Engine:
         results: list[StepResult],
         ended: Sequence[Request],
     ) -> None:
-        """Call what is not ours: all of it, whatever fails; the first failure is raised at the
-        end.
-        """
+        """Call what is not ours: all of it, whatever fails."""
         calls = list(taps)
         if self.drafter is not None and results:
             calls.append(partial(self.drafter.observe, results))
         calls += [partial(self._release, request) for request in ended]
-        failures: list[Exception] = []
-        for call in calls:
-            try:
-                call()
-            except Exception as failure:
-                failures.append(failure)
-        if failures:
-            raise failures[0]
+        _call_all(calls)
 
     def _release(self, request: Request) -> None:
         try:
@@ -314,6 +310,18 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise IntegrityError if any state contradicts another."""
         self.scheduler.check_integrity()
+
+
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    """Call every one, whatever fails; the first failure is raised at the end."""
+    failures: list[Exception] = []
+    for call in calls:
+        try:
+            call()
+        except Exception as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]
 
 
 def _step_result(window: Window, outcome: Outcome, kept: Sequence[_Emission]) -> StepResult:

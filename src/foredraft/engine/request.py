@@ -63,6 +63,7 @@ class Request:
         self.status = Status.WAITING
         self.queued = False  # an engine knows it
         self.released = False  # the drafter was told that it has ended
+        self.num_preemptions = 0
         self.stop: Stop | None = None
         self.error: str | None = None
         self.origins: list[Origin] = []
@@ -114,7 +115,14 @@ class Request:
         self.pages = pages
         self.num_computed = num_computed
         self.status = Status.RUNNING
-        self._admitted = time.perf_counter()
+        if not self.num_preemptions:
+            self._admitted = time.perf_counter()
+
+    def wait(self) -> None:
+        """Run no more until it is admitted again; its pages were taken, its tokens stay."""
+        self.status = Status.WAITING
+        self.num_computed = 0
+        self.num_preemptions += 1
 
     def append(self, token: int, origin: Origin) -> bool:
         """Commit one token; True if it ended the request."""
@@ -194,8 +202,7 @@ class Request:
             "no page twice": len(set(self.pages)) == len(self.pages),
             "pages only while running": running or not self.pages,
             "a pending token while running": not running or self.num_computed < self.num_tokens,
-            "pages for the worst case": not running
-            or len(self.pages) * page_size >= self.worst_case_slots,
+            "pages for what is computed": len(self.pages) * page_size >= self.num_computed,
             "no stop while running": not running or self.stop is None,
             "room for another token while running": not running
             or self.num_output < self.rules.max_tokens,

@@ -1,8 +1,8 @@
 """Who runs in the next step, with how many rows, and on which pages.
 
 Knows lengths, pages and the row budget; knows no tensor, no token's meaning and no drafter. First
-come, first served: a request is admitted when its worst case fits the free pages, so nothing can
-run out of pages inside a step.
+come, first served. Pages are settled before a step for all that it writes, drafts included, so
+nothing can run out of them inside one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Plan:
 
     rows: tuple[Scheduled, ...] = ()
     page_copies: tuple[tuple[int, int], ...] = ()
+    preempted: tuple[Request, ...] = ()  # lost their pages before this step
 
 
 class Scheduler:
@@ -69,20 +70,71 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> Plan:
-        """Admit what fits, then share the row budget: decoding first, then prompts, then drafts."""
-        copies = self._admit()
+        """Who runs next: decoding first, then prompts, then newcomers, then drafts.
+
+        Every slot that the step writes has its page when this returns. Where pages run short, first
+        drafts shrink, then the youngest requests go back to the queue, to be computed anew: the
+        oldest always goes on.
+        """
+        self._release_spare_pages()
         decoding = sum(request.num_remaining == 1 for request in self.running)
         budget = self.config.max_num_batched_tokens - decoding
-        chunk_limit = self.config.prefill_chunk_size or budget
         chains: list[tuple[Request, int]] = []
-        for request in self.running:
-            chain = 1
-            if request.num_remaining > 1:
-                chain = min(request.num_remaining, chunk_limit, budget)
-                budget -= chain
-            if chain:
+        preempted: list[Request] = []
+        for request in tuple(self.running):
+            if request in preempted:
+                continue
+            chain = self._chain(request, budget)
+            if chain and self._make_room(request, chain, preempted):
                 chains.append((request, chain))
-        return Plan(tuple(self._add_drafts(chains, budget)), tuple(copies))
+                budget -= chain if request.num_remaining > 1 else 0
+        chains = [(request, chain) for request, chain in chains if request not in preempted]
+        copies: list[tuple[int, int]] = []
+        if not preempted:
+            for request in self._admit(copies):
+                chain = self._chain(request, budget)
+                if chain:
+                    chains.append((request, chain))
+                    budget -= chain
+        rows = tuple(self._add_drafts(chains, budget))
+        return Plan(rows, tuple(copies), tuple(preempted))
+
+    def _chain(self, request: Request, budget: int) -> int:
+        """Committed tokens to compute: the pending one, or a chunk of what is left to read."""
+        if request.num_remaining == 1:
+            return 1
+        limit = self.config.prefill_chunk_size or self.config.max_num_batched_tokens
+        return max(0, min(request.num_remaining, limit, budget))
+
+    def _missing_pages(self, request: Request, slots: int) -> int:
+        return max(0, self.config.pages_for(slots) - len(request.pages))
+
+    def _make_room(self, request: Request, chain: int, preempted: list[Request]) -> bool:
+        """Pages for the slots of `chain`; the youngest give theirs up. False: it was the one."""
+        missing = self._missing_pages(request, request.num_computed + chain)
+        while missing > self.pool.num_free:
+            victim = self.running[-1]
+            self.preempt(victim)
+            preempted.append(victim)
+            if victim is request:
+                return False
+        request.pages += self.pool.allocate(missing)
+        return True
+
+    def _release_spare_pages(self) -> None:
+        """Take back what drafts that were not accepted have left beyond the committed tokens."""
+        for request in self.running:
+            kept = self.config.pages_for(request.num_tokens)
+            spare, request.pages = request.pages[kept:], request.pages[:kept]
+            self.pool.release(spare)
+
+    def preempt(self, request: Request) -> None:
+        """Back to the head of the queue, without pages; its tokens stay, and are computed anew."""
+        self.waiting.appendleft(request)
+        self.running.remove(request)
+        pages, request.pages = request.pages, []
+        request.wait()
+        self.pool.release(pages)
 
     def _add_drafts(self, chains: list[tuple[Request, int]], budget: int) -> Iterable[Scheduled]:
         load = Load(num_requests=len(chains), num_rows=sum(chain for _, chain in chains))
@@ -90,23 +142,32 @@ class Scheduler:
             nodes = 0
             width = self.policy.width(load, request.counts)
             if chain == request.num_remaining:
-                nodes = max(0, min(width, request.max_draft_nodes, budget))
+                end = request.num_tokens
+                room = (len(request.pages) + self.pool.num_free) * self.config.page_size - end
+                nodes = max(0, min(width, request.max_draft_nodes, budget, room))
                 budget -= nodes
+                request.pages += self.pool.allocate(self._missing_pages(request, end + nodes))
             yield Scheduled(request, chain, nodes, speculates=width > 0)
 
-    def _admit(self) -> list[tuple[int, int]]:
-        copies: list[tuple[int, int]] = []
+    def _admit(self, copies: list[tuple[int, int]]) -> Iterable[Request]:
+        """Start waiting requests, in their order, as long as there are pages for all their tokens,
+        the widest draft of their first step, and one more for each request that runs already, which
+        will soon need it. Pages that siblings share are copied where they part.
+        """
         for request in tuple(self.waiting):
             if len(self.running) == self.config.max_num_seqs:
-                break
+                return
             sibling = self._sibling(request)
             if sibling is not None and sibling.num_computed < sibling.num_prompt - 1:
                 continue  # its prompt is being computed: it will share that when it is done
             shared = 0 if sibling is None else request.num_prompt - 1
             full_pages = shared // self.config.page_size
-            needed = self.config.pages_for(request.worst_case_slots) - full_pages
-            if needed > self.pool.num_free:
-                break
+            load = Load(len(self.running) + 1, request.num_remaining)
+            width = min(self.policy.width(load, request.counts), request.max_draft_nodes)
+            price = self.config.pages_for(request.num_tokens + max(0, width)) - full_pages
+            if price + len(self.running) > self.pool.num_free:
+                return
+            needed = self.config.pages_for(request.num_tokens) - full_pages
             pages = self.pool.allocate(needed)
             if sibling is not None:
                 self.pool.share(sibling.pages[:full_pages])
@@ -117,7 +178,7 @@ class Scheduler:
             self.running.append(request)
             request.admit(pages, shared)
             self.waiting.remove(request)
-        return copies
+            yield request
 
     def _sibling(self, request: Request) -> Request | None:
         """A running completion of the same prompt, whose keys and values can be shared."""
