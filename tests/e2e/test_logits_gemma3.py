@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -28,6 +29,15 @@ TEXT = (
     "Its keeper wrote every night: « vent d'ouest, mer calme ». The next"
 )
 KERNELS = ["reference", "native"] if native_available() else ["reference"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """On a busy machine torch's threads wait for each other at the end of every operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ keys and tensors, and transformers reads back those files whose every key it hon
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,15 @@ VARIANTS = {
         linear_keys, transformers_reads_it=False,
     ),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """On a busy machine torch's threads wait for each other at the end of every operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def random_model(variant: Variant) -> PreTrainedModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,15 @@ PAGES = [4, 1, 7, 0, 11, 3, 9, 2, 8, 10, 5, 6]
 PAGE_SIZE = 8
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """On a busy machine torch's threads wait for each other at the end of every operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def write_checkpoint(
     directory: Path, family: Family, shard_bytes: int = 10**9, **changes: Any
 ) -> PreTrainedModel:
@@ -193,7 +202,8 @@ def load(directory: Path, kernels: str, dtype: torch.dtype, **changes: Any) -> D
         weights = TextPart(weights)
     if config.tie_word_embeddings:
         weights = WithoutCopiedHead(weights)
-    return Decoder(config, weights, load_kernels(kernels, dtype=activation_dtype(dtype)), dtype)
+    chosen = load_kernels(kernels, dtype=activation_dtype(dtype), num_threads=1)
+    return Decoder(config, weights, chosen, dtype)
 
 
 def cache_for(decoder: Decoder) -> KVCache:
