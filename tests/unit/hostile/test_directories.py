@@ -119,6 +119,19 @@ def test_a_config_of_nonsense_is_refused(
     refusal(checkpoint, complaint)
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    ["MambaForCausalLM", "RwkvForCausalLM", "JambaForCausalLM", "FalconH1ForCausalLM",
+     "Lfm2ForCausalLM", "Qwen3NextForCausalLM", "RecurrentGemmaForCausalLM"],
+)  # fmt: skip
+def test_a_model_with_state_that_cannot_be_rolled_back_is_refused(
+    checkpoint: Path, refusal: Callable[..., str], architecture: str
+) -> None:
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": [architecture]}))
+    refusal(path, f"architecture '{architecture}' is not supported", lambda p: load_model(p.parent))
+
+
 TEXTS: dict[str, tuple[Any, ...]] = {
     "empty": (b"", "not valid JSON"),
     "zeros": (bytes(100), "not valid JSON"),

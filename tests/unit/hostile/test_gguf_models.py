@@ -210,6 +210,28 @@ MODELS: dict[str, tuple[Changes, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    ["mamba", "mamba2", "rwkv7", "jamba", "falcon-h1", "granitehybrid", "lfm2", "qwen3next"],
+)
+def test_a_model_with_state_that_cannot_be_rolled_back_is_refused(
+    tmp_path: Path, refusal: Callable[..., str], architecture: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_llama({"general.architecture": scalar(STRING, architecture)}))
+    refusal(path, f"architecture '{architecture}' is not supported; supported are .*llama")
+
+
+def test_state_that_cannot_be_rolled_back_inside_a_known_architecture_is_refused(
+    tmp_path: Path, refusal: Callable[..., str]
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_llama({"llama.ssm.conv_kernel": scalar(U32, 4)}))
+    refusal(path, "unknown metadata 'ssm.conv_kernel'")
+    path.write_bytes(tiny_llama(None, {"blk.0.ssm_conv1d.weight": [4, 32]}))
+    refusal(path, "unknown tensor 'blk.0.ssm_conv1d.weight'")
+
+
 # Faults that are known and not mended yet, all outside the container's reader.
 REPORTED: dict[str, tuple[Changes, str]] = {
     "a long architecture": (of_key("general.architecture", scalar(STRING, "x" * 9999)), "'xxx"),
