@@ -63,25 +63,30 @@ class _HeaderError(Exception):
 def _table(file: BinaryIO, size: int) -> dict[str, Any]:
     """The header's JSON object."""
     prefix = file.read(_PREFIX_BYTES)
-    known = taken_for_weights(prefix + file.read(32))
-    if known is not None:
-        raise _HeaderError(f"it is {known}")
     if len(prefix) < _PREFIX_BYTES:
         raise _HeaderError(f"its {size} bytes are too few for a header")
+    # Asked only when something is wrong: a header's length may begin like anything.
+    known = taken_for_weights(prefix + file.read(32))
     length = int.from_bytes(prefix, "little")
-    if length > size - _PREFIX_BYTES:
-        raise _HeaderError(f"a header of {length} bytes does not fit into the file's {size}")
-    if length > MAX_HEADER_BYTES:
-        raise _HeaderError(f"its header has {length} bytes, at most {MAX_HEADER_BYTES} fit")
-    file.seek(_PREFIX_BYTES)
-    raw = file.read(length)
     try:
-        table = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as error:
-        raise _HeaderError(f"its header is not valid JSON ({error})") from error
+        if length > size - _PREFIX_BYTES:
+            raise ValueError(f"a header of {length} bytes does not fit into the file's {size}")
+        if length > MAX_HEADER_BYTES:
+            raise ValueError(f"its header has {length} bytes, at most {MAX_HEADER_BYTES} fit")
+        file.seek(_PREFIX_BYTES)
+        table = _parsed(file.read(length))
+    except ValueError as error:
+        raise _HeaderError(f"it is {known}" if known else str(error)) from error
     if not isinstance(table, dict):
         raise _HeaderError(f"its header is {quoted(table)}, expected a JSON object")
     return table
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header is not valid JSON ({error})") from error
 
 
 def _check_metadata(metadata: Any) -> None:

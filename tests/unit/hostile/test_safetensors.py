@@ -190,6 +190,16 @@ def test_what_a_header_may_hold_is_read(weights: Path) -> None:
     assert {name: tuple(read[name].shape) for name in read} == {"w": (2,), "s": ()}
 
 
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408, 35615])
+def test_a_header_whose_length_begins_like_another_format_is_read(
+    weights: Path, length: int
+) -> None:
+    """640 is 0x280, the first bytes of a pickle; 35615 those of gzip."""
+    raw = json.dumps({"w": GOOD}).encode().ljust(length)
+    weights.write_bytes(struct.pack("<Q", length) + raw + DATA)
+    assert list(SafetensorsWeights(weights.parent)) == ["w"]
+
+
 def test_a_tensor_at_an_odd_byte_is_moved_to_an_even_one(weights: Path) -> None:
     raw = json.dumps({"w": GOOD}).encode()
     raw += b" " * (1 + -len(raw) % 8)
