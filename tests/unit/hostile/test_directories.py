@@ -171,11 +171,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
         {"chat_template": [{"name": "default", "template": 1}]},
         "chat_template .* is no string",
     ),
-    "a template whose name is a list": (
-        {"chat_template": [{"name": ["x"], "template": "y"}]},
-        "chat_template",
-        reported("a template's name is looked up unchecked"),
-    ),
     "a template that does not compile": ({"chat_template": "{% if\n %}"}, "does not compile"),
     "a template that is nested": ({"chat_template": "{{" + "(" * 9999}, "template"),
     "a template that is long": ({"chat_template": "x" * (2**20 + 1)}, "has 1048577 characters"),

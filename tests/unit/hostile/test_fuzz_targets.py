@@ -56,11 +56,10 @@ def test_a_gguf_reader_that_trusts_lengths_is_found_out(
     assert findings(fuzz, "gguf")
 
 
-def test_a_safetensors_reader_that_trusts_names_is_found_out(
+def test_a_safetensors_reader_that_trusts_types_is_found_out(
     fuzz: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safetensors_header, "is_name", lambda _: True)
-    monkeypatch.setattr(safetensors_header, "quoted", str)
+    monkeypatch.setattr(safetensors_header, "_integers", lambda _, entry, key: entry[key])
     assert findings(fuzz, "safetensors")
 
 
