@@ -75,29 +75,20 @@ Selection of_head(const Selection& s, int head, int queries) {
   return out;
 }
 
-// Keys first .. last - 1 of a block for every head; at[] holds elements of the first one. Keys, and then values, are read by halves of a block and
-// heads within them, which for pages of 16 is the order in which they lie: the hardware then fetches ahead by itself. Head after head
-// came at half of the speed from memory, and prefetch instructions made it slower.
+// Keys first .. last - 1 of a block for every head; at[] holds elements of the first one.
 void visit_heads(const Walk& w, QueryTile& t, const int64_t* at, int first, int last, const Selection& s) {
   const CacheView& c = w.a.cache;
-  const int64_t head_keys = t.width * kKeyBlock;
-  for (int half = first / 16 * 16; half < last; half += 16)
-    for (int head = 0; head < w.heads; ++head)
-      gather_keys(c, at + half, head * w.head_stride(), last - half, t.keys + head * head_keys + half);
   for (int head = 0; head < w.heads; ++head) {
+    const int64_t offset = head * w.head_stride();
     const Selection one = of_head(s, head, w.queries);
+    for (int half = first / 16 * 16; half < last; half += 16) gather_keys(c, at + half, offset, last - half, t.keys + half);
     for (int i = 0; i < s.size; i += kScoreQueries)
-      Steps<kScoreQueries>::scores(between(s.size - i, 1, kScoreQueries), t, t.keys + head * head_keys, one.ids + i);
+      Steps<kScoreQueries>::scores(between(s.size - i, 1, kScoreQueries), t, t.keys, one.ids + i);
     weigh(t, one);
+    gather_values(c, at, offset, first, last, t);
+    for (int i = 0; i < s.size; i += kValueQueries)
+      Steps<kValueQueries>::values(between(s.size - i, 1, kValueQueries), t, one.ids + i);
   }
-  for (int half = 0; half < last; half += 16)
-    for (int head = 0; head < w.heads; ++head) {
-      const Selection one = of_head(s, head, w.queries);
-      const int end = between(last, 0, half + 16);
-      gather_values(c, at, head * w.head_stride(), between(first, half, end), end, t);
-      for (int i = 0; i < s.size; i += kValueQueries)
-        Steps<kValueQueries>::values(between(s.size - i, 1, kValueQueries), t, one.ids + i, half, end);
-    }
 }
 
 void visit_own(const Walk& w, QueryTile& t, int64_t block, const Selection& own) {
@@ -138,6 +129,23 @@ void start_queries(const Walk& w, QueryTile& t) {
     }
 }
 
+// Reads a word of each cache line of the keys and values in slots first .. last - 1, page by page as they lie: memory gives them at its
+// full speed, which it does neither in the order of use nor by prefetch instructions (dropped where many are under way).
+void touch(const Walk& w, int64_t first, int64_t last) {
+  const CacheView& c = w.a.cache;
+  const int64_t row = c.dim * (c.bf16 ? 2 : 4), head = c.page_size * row;
+  const void* const tensors[] = {c.keys, c.values};
+  for (const void* base : tensors)
+    for (int64_t slot = first, count; slot < last; slot += count) {
+      const int64_t offset = slot % c.page_size;
+      count = smaller(c.page_size - offset, last - slot);
+      const int32_t page = w.a.plan->page_table[w.segment.pages + slot / c.page_size];
+      const char* memory = static_cast<const char*>(base) + (page * c.heads + w.task.first_head) * head + offset * row;
+      for (int h = 0; h < w.heads; ++h, memory += head)
+        for (int64_t byte = 0; byte < count * row; byte += 64) static_cast<void>(*static_cast<const volatile char*>(memory + byte));
+    }
+}
+
 // Partial results without a key.
 void start_span(QueryTile& t, int queries) {
   for (int q = 0; q < queries; ++q) {
@@ -151,17 +159,33 @@ void copy_partial(float* to, const float* from, int64_t floats) {
   for (int64_t i = 0; i < floats; i += 16) store(to + i, load(from + i));
 }
 
-// Adds a later span's partial result to an earlier one's. One without a visible key has total 0 and changes nothing.
-void merge(float* into, const float* part, int64_t width) {
-  if (part[width + 1] == 0.0f) return;
-  if (into[width + 1] == 0.0f) return copy_partial(into, part, width + 16);
-  const float highest = into[width] > part[width] ? into[width] : part[width];
-  float factors[16] = {into[width] - highest, part[width] - highest};
-  store(factors, exp_lanes(load(factors)));
-  const Vec a = broadcast(factors[0]), b = broadcast(factors[1]);
-  for (int64_t d = 0; d < width; d += 16) store(into + d, fma(load(part + d), b, mul(load(into + d), a)));
-  into[width] = highest;
-  into[width + 1] = into[width + 1] * factors[0] + part[width + 1] * factors[1];
+// Adds the partial results of a later span to those of earlier ones, both of `queries` queries `stride` apart. One without a visible key
+// has total 0 and changes nothing.
+void merge(float* into, const float* parts, int64_t stride, int64_t width, int queries) {
+  for (int first = 0; first < queries; first += 16, into += 16 * stride, parts += 16 * stride) {
+    const int count = between(queries - first, 0, 16);
+    float highest[16], factors[2][16] = {};
+    for (int q = 0; q < count; ++q) {
+      const float before = into[q * stride + width], later = parts[q * stride + width];
+      highest[q] = before > later ? before : later;
+      factors[0][q] = before - highest[q];
+      factors[1][q] = later - highest[q];
+    }
+    for (float* one : factors) store(one, exp_lanes(load(one)));
+    for (int q = 0; q < count; ++q) {
+      float* sum = into + q * stride;
+      const float* part = parts + q * stride;
+      if (part[width + 1] == 0.0f) continue;
+      if (sum[width + 1] == 0.0f) {
+        copy_partial(sum, part, stride);
+        continue;
+      }
+      const Vec a = broadcast(factors[0][q]), b = broadcast(factors[1][q]);
+      for (int64_t d = 0; d < width; d += 16) store(sum + d, fma(load(part + d), b, mul(load(sum + d), a)));
+      sum[width] = highest[q];
+      sum[width + 1] = sum[width + 1] * factors[0][q] + part[width + 1] * factors[1][q];
+    }
+  }
 }
 
 void write_result(const float* part, int64_t dim, int64_t width, float* out) {
@@ -177,7 +201,7 @@ QueryTile make_tile(const AttentionArgs& a, float* scratch) {
   t.width = padded(dim);
   t.stride = partial_floats(dim);
   t.keys = scratch;
-  t.values = t.keys + t.width * kKeyBlock * task_heads(dim);
+  t.values = t.keys + t.width * kKeyBlock;
   t.queries = t.values + t.width * kKeyBlock;
   t.scores = t.queries + kMaxTaskQueries * t.width;
   t.sums = t.scores + kMaxTaskQueries * kKeyBlock;
@@ -208,19 +232,19 @@ void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch
     start_span(t, queries);
     for (int64_t block = span * kSpan; block < (span + 1) * kSpan && block <= last; block += kKeyBlock) {
       select(w, t, block, shared, own);
+      touch(w, block, smaller(block + kKeyBlock, w.segment.prefix));
       if (shared.size != 0) visit_shared(w, t, block, shared);
       visit_own(w, t, block, own);
     }
     if (task.partials != nullptr) {
       float* out = task.partials + (span - task.first_span) * queries * t.stride;
-      for (int q = 0; q < queries; ++q) copy_partial(out + q * t.stride, t.sum(q), t.stride);
+      copy_partial(out, t.sums, queries * t.stride);
       continue;
     }
-    for (int q = 0; q < queries; ++q)
-      if (span == first_span)
-        copy_partial(t.merged + q * t.stride, t.sum(q), t.stride);
-      else
-        merge(t.merged + q * t.stride, t.sum(q), t.width);
+    if (span == first_span)
+      copy_partial(t.merged, t.sums, queries * t.stride);
+    else
+      merge(t.merged, t.sums, t.stride, t.width, queries);
   }
   if (task.partials != nullptr) return;
   for (int head = 0; head < w.heads; ++head)
@@ -237,13 +261,12 @@ void merge_attention(const AttentionArgs& a, const AttentionTask& task) {
                task.last_head - task.first_head,
                task.last_query - task.first_query};
   const int64_t stride = partial_floats(a.cache.dim), width = padded(a.cache.dim);
-  const int64_t queries = w.heads * w.queries;
+  const int queries = w.heads * w.queries;
+  for (int64_t span = 1; span < task.last_span - task.first_span; ++span)
+    merge(task.partials, task.partials + span * queries * stride, stride, width, queries);
   for (int head = 0; head < w.heads; ++head)
-    for (int q = 0; q < w.queries; ++q) {
-      float* first = task.partials + (head * w.queries + q) * stride;
-      for (int64_t span = 1; span < task.last_span - task.first_span; ++span) merge(first, first + span * queries * stride, width);
-      write_result(first, a.cache.dim, width, a.out + w.flat(head, q) * a.cache.dim);
-    }
+    for (int q = 0; q < w.queries; ++q)
+      write_result(task.partials + (head * w.queries + q) * stride, a.cache.dim, width, a.out + w.flat(head, q) * a.cache.dim);
 }
 
 }  // namespace

@@ -18,19 +18,13 @@ inline int between(int64_t x, int lowest, int highest) {
 // A partial result of one query: padded(dim) sums, then the highest score and the total weight.
 inline int64_t partial_floats(int64_t dim) { return padded(dim) + 16; }
 
-// Key heads that one task takes together: as many as fit in half of a first-level cache of 64 KiB.
-int64_t task_heads(int64_t dim) {
-  const int64_t heads = foredraft::kKeyScratchFloats / (padded(dim) * kKeyBlock);
-  return heads < 1 ? 1 : heads;
-}
-
 int64_t attention_scratch(int64_t dim) {
-  return padded(dim) * kKeyBlock * (1 + task_heads(dim)) + kMaxTaskQueries * (padded(dim) + kKeyBlock + 2 * partial_floats(dim));
+  return 2 * padded(dim) * kKeyBlock + kMaxTaskQueries * (padded(dim) + kKeyBlock + 2 * partial_floats(dim));
 }
 
 // The state of the queries of one task; query = head in task * queries per head + query in head.
 struct QueryTile {
-  float* keys;     // [heads of the task][padded dim][kKeyBlock], one block transposed
+  float* keys;     // [padded dim][kKeyBlock], one block of one head transposed
   float* values;   // [kKeyBlock][padded dim], only where the cache cannot be read in place
   float* queries;  // [kMaxTaskQueries][padded dim], scaled
   float* scores;   // [kMaxTaskQueries][kKeyBlock]
@@ -140,10 +134,10 @@ void score_queries(QueryTile& t, const float* keys, const int* ids) {
   }
 }
 
-// Scores become weights relative to the span's highest score so far; older sums will shrink by t.shrink.
+// Scores become weights relative to the span's highest score so far; older sums will shrink by t.shrink. In three loops, so that the
+// waits within one query's reductions are filled with others.
 void weigh(QueryTile& t, const Selection& s) {
-  float change[kMaxTaskQueries + 16] = {};
-  float block_total[kMaxTaskQueries];
+  float change[kMaxTaskQueries + 16], block_total[kMaxTaskQueries];
   const Vec nothing = broadcast(-__builtin_inff());
   for (int i = 0; i < s.size; ++i) {
     const int q = s.ids[i];
@@ -161,14 +155,23 @@ void weigh(QueryTile& t, const Selection& s) {
     }
     const float before = t.highest(q), block_highest = max_lanes(max(a, b));
     const float highest = before > block_highest ? before : block_highest;
-    const Vec origin = broadcast(highest);
-    const Vec wa = exp_lanes(sub(a, origin)), wb = exp_lanes(sub(b, origin));
-    store(scores, wa);
-    store(scores + 16, wb);
-    block_total[i] = sum_lanes(add(wa, wb));
+    store(scores, a);
+    store(scores + 16, b);
     change[i] = before - highest;
     t.highest(q) = highest;
   }
+  for (int i = 0; i < s.size; ++i) {
+    const int q = s.ids[i];
+    float* scores = t.scores + q * kKeyBlock;
+    const Vec origin = broadcast(t.highest(q));
+    store(scores, exp_lanes(sub(load(scores), origin)));
+    store(scores + 16, exp_lanes(sub(load(scores + 16), origin)));
+  }
+  for (int i = 0; i < s.size; ++i) {
+    const float* scores = t.scores + s.ids[i] * kKeyBlock;
+    block_total[i] = sum_lanes(add(load(scores), load(scores + 16)));
+  }
+  for (int i = s.size; i % 16 != 0; ++i) change[i] = 0.0f;
   for (int i = 0; i < s.size; i += 16) store(change + i, exp_lanes(load(change + i)));
   for (int i = 0; i < s.size; ++i) {
     const int q = s.ids[i];
@@ -204,34 +207,30 @@ void add_values(QueryTile& t, const int* ids, int64_t d, int first, int last, bo
     for (int v = 0; v < V; ++v) store(t.sum(ids[q]) + d + 16 * v, sum[q][v]);
 }
 
-// Adds the values of keys first .. last - 1 to each query that sees them: those that all see for all together, and what a query
-// sees before and after them by itself, so that each adds its own key by key.
+// Adds the values of a block to each query that sees them: those that all see for all together, and what a query sees before and
+// after them by itself, so that each adds its own key by key.
 template <int Q, int V>
-void values_at(QueryTile& t, const int* ids, int64_t d, int first, int last) {
-  int begin = first, end = last;
+void values_at(QueryTile& t, const int* ids, int64_t d) {
+  int begin = 0, end = kKeyBlock;
   for (int q = 0; q < Q; ++q) {
-    begin = between(t.begin[ids[q]], begin, last);
-    end = between(t.end[ids[q]], first, end);
+    begin = between(t.begin[ids[q]], begin, kKeyBlock);
+    end = between(t.end[ids[q]], 0, end);
   }
   if (end < begin) end = begin;
-  bool shrink = first == 0;
-  if (begin != first) {
-    for (int q = 0; q < Q; ++q)
-      add_values<1, V>(t, ids + q, d, between(t.begin[ids[q]], first, begin), between(t.end[ids[q]], first, begin), shrink);
-    shrink = false;
-  }
-  add_values<Q, V>(t, ids, d, begin, end, shrink);
+  for (int q = 0; begin != 0 && q < Q; ++q)
+    add_values<1, V>(t, ids + q, d, t.begin[ids[q]], between(t.end[ids[q]], 0, begin), true);
+  add_values<Q, V>(t, ids, d, begin, end, begin == 0);
   for (int q = 0; q < Q; ++q) {
-    const int own_begin = between(t.begin[ids[q]], end, last), own_end = between(t.end[ids[q]], first, last);
-    if (own_begin < own_end) add_values<1, V>(t, ids + q, d, own_begin, own_end, false);
+    const int own_begin = between(t.begin[ids[q]], end, kKeyBlock);
+    if (own_begin < t.end[ids[q]]) add_values<1, V>(t, ids + q, d, own_begin, t.end[ids[q]], false);
   }
 }
 
 template <int Q>
-void value_queries(QueryTile& t, const int* ids, int first, int last) {
+void value_queries(QueryTile& t, const int* ids) {
   int64_t d = 0;
-  for (; d + 16 * kValueVectors <= t.width; d += 16 * kValueVectors) values_at<Q, kValueVectors>(t, ids, d, first, last);
-  for (; d < t.width; d += 16) values_at<Q, 1>(t, ids, d, first, last);
+  for (; d + 16 * kValueVectors <= t.width; d += 16 * kValueVectors) values_at<Q, kValueVectors>(t, ids, d);
+  for (; d < t.width; d += 16) values_at<Q, 1>(t, ids, d);
 }
 
 template <int Q>
@@ -239,14 +238,14 @@ struct Steps {
   static void scores(int n, QueryTile& t, const float* keys, const int* ids) {
     n == Q ? score_queries<Q>(t, keys, ids) : Steps<Q - 1>::scores(n, t, keys, ids);
   }
-  static void values(int n, QueryTile& t, const int* ids, int first, int last) {
-    n == Q ? value_queries<Q>(t, ids, first, last) : Steps<Q - 1>::values(n, t, ids, first, last);
+  static void values(int n, QueryTile& t, const int* ids) {
+    n == Q ? value_queries<Q>(t, ids) : Steps<Q - 1>::values(n, t, ids);
   }
 };
 template <>
 struct Steps<0> {
   static void scores(int, QueryTile&, const float*, const int*) {}
-  static void values(int, QueryTile&, const int*, int, int) {}
+  static void values(int, QueryTile&, const int*) {}
 };
 
 }  // namespace

@@ -8,7 +8,6 @@ namespace foredraft {
 constexpr int kKeyBlock = 32;     // positions of one attention block, aligned to multiples of itself
 constexpr int kSpan = 64;         // positions of one span: two blocks
 constexpr int kMaxTaskQueries = 96;
-constexpr int kKeyScratchFloats = 8 * 1024;  // transposed keys of all heads of a task
 constexpr int kTallTaskQueries = 48;  // of a prompt's tasks: their state stays in the first-level cache
 constexpr int kMaxHeadDim = 256;
 constexpr int64_t kNoWindow = int64_t{1} << 60;
@@ -88,7 +87,6 @@ struct KernelTable {
   void (*merge_attention)(const AttentionArgs&, const AttentionTask&);
   int64_t (*attention_scratch)(int64_t dim);  // floats
   int64_t (*partial_floats)(int64_t dim);
-  int64_t (*task_heads)(int64_t dim);  // key heads that one task can take together
   int64_t (*argmax_float)(const float* row, int64_t n);
   int64_t (*argmax_double)(const double* row, int64_t n);
   void (*philox)(uint64_t seed, uint64_t position, uint32_t stream, int64_t first_block, int64_t blocks, uint32_t* words);

@@ -11,7 +11,7 @@ using foredraft::LinearArgs;
 
 constexpr int kPanel = 16 * kVectorsPerPanel;
 constexpr int64_t kChain = 128;  // even: a pair of bfloat16 weights never straddles two chains
-constexpr int64_t kPrefetchBytes = 4096;
+constexpr int64_t kPrefetchBytes = 8192;
 // Activations of one block of rows stay in the second-level cache while the panels pass by.
 constexpr int64_t kRowBlockBytes = 384 * 1024;
 

@@ -13,8 +13,6 @@ namespace {
 // Below this many elements (or multiply-adds, for attention) a second thread costs more than it brings.
 constexpr int64_t kElementsWorthSharing = 16 * 1024;
 constexpr int64_t kProductsWorthSharing = 64 * 1024;
-// A thread takes weights by the chunk: long enough to stream, short enough that the threads finish together.
-constexpr int64_t kChunkBytes = 192 * 1024;
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
@@ -41,15 +39,11 @@ void Runtime::linear(const PackedWeight& w, const float* x, int64_t rows, int64_
   if (k != w.k()) refuse("rows of " + std::to_string(k) + " numbers do not fit a weight of " + std::to_string(w.k()) + " columns");
   if (w.panel() != table_->panel) refuse("the weight was packed for another instruction set");
   const LinearArgs args{x, w.data(), w.bias(), residual, out, rows, w.n(), k, w.bf16()};
-  const int64_t panels = w.panels();
-  // Tall inputs are bound by arithmetic: larger chunks use a block of rows for more panels before it leaves the cache.
-  const bool tall = rows > table_->max_tile_rows;
-  const int64_t wanted = tall ? 8 * threads() : divide_up(static_cast<int64_t>(w.bytes()), kChunkBytes);
-  const int64_t pieces = std::min({panels, divide_up(wanted, threads()) * threads(), int64_t{0xFFFF}});
+  const int64_t panels = w.panels(), pieces = std::min(panels, int64_t{ThreadPool::kMaxTasks});
   // Weights are used in the order in which they were packed, and lie in it.
-  pool_->expect(tall ? nullptr : static_cast<const char*>(w.data()) + w.bytes());
-  pool_->parallel(static_cast<int>(pieces), [&](int task) {
-    table_->linear(args, panels * task / pieces, panels * (task + 1) / pieces);
+  if (rows <= table_->max_tile_rows) pool_->expect(static_cast<const char*>(w.data()) + w.bytes(), w.bytes());
+  pool_->parallel_runs(static_cast<int>(pieces), [&](int first, int last) {
+    table_->linear(args, panels * first / pieces, panels * last / pieces);
   });
 }
 
@@ -132,8 +126,8 @@ void add_tall(AttentionWork& work, int32_t segment, int32_t kv_heads, int64_t qu
 }
 
 // Few rows: every key is read once, for all queries and heads together, and the spans are shared out.
-void add_wide(AttentionWork& work, int32_t segment, int32_t kv_heads, int32_t most_heads, int32_t queries, const Spans& spans) {
-  const int32_t together = std::min({kv_heads, most_heads, kMaxTaskQueries / queries});
+void add_wide(AttentionWork& work, int32_t segment, int32_t kv_heads, int32_t queries, const Spans& spans) {
+  const int32_t together = std::min(kv_heads, kMaxTaskQueries / queries);
   for (int32_t h = 0; h < kv_heads; h += together)
     work.merges.push_back({segment, h, std::min(h + together, kv_heads), 0, queries, spans.first, spans.last, nullptr});
 }
@@ -167,7 +161,6 @@ void Runtime::attention(const Plan& plan, AttentionArgs args, int64_t rows) cons
   args.plan = &plan.view();
   const int64_t group = args.heads / args.cache.heads;
   const int32_t kv_heads = static_cast<int32_t>(args.cache.heads);
-  const int32_t most_heads = static_cast<int32_t>(table_->task_heads(args.cache.dim));
   thread_local AttentionWork work;
   work.tasks.clear();
   work.merges.clear();
@@ -179,7 +172,7 @@ void Runtime::attention(const Plan& plan, AttentionArgs args, int64_t rows) cons
     if (queries > kMaxTaskQueries)
       add_tall(work, static_cast<int32_t>(s), kv_heads, queries, spans);
     else
-      add_wide(work, static_cast<int32_t>(s), kv_heads, most_heads, static_cast<int32_t>(queries), spans);
+      add_wide(work, static_cast<int32_t>(s), kv_heads, static_cast<int32_t>(queries), spans);
   }
   const int64_t merges = static_cast<int64_t>(work.merges.size());
   if (merges != 0) place_partials(work, table_->partial_floats(args.cache.dim), divide_up(threads(), merges));

@@ -14,7 +14,6 @@ const KernelTable FOREDRAFT_TABLE = {
     merge_attention,
     attention_scratch,
     partial_floats,
-    task_heads,
     argmax_float,
     argmax_double,
     philox,

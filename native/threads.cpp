@@ -12,7 +12,6 @@ namespace foredraft {
 
 namespace {
 
-constexpr int kMaxTasks = 0xFFFF;
 constexpr int kMaxThreads = 256;
 // About 60 microseconds: longer than the gap between two operations of a pass, shorter than anyone would notice in a load average.
 constexpr int kSpins = 1500;
@@ -32,7 +31,10 @@ void fetch(const char* p) {
   for (int byte = 0; byte < kAheadStep; byte += 64) __builtin_prefetch(p + byte, 0, 2);
 }
 
-bool has_task(uint64_t state) { return (state & 0xFFFF) < ((state >> 16) & 0xFFFF); }
+int next_of(uint64_t state) { return static_cast<int>(state & 0xFFFF); }
+int end_of(uint64_t state) { return static_cast<int>((state >> 16) & 0xFFFF); }
+// Half of the free tasks, rounded up: few atomic operations (each waits for all reads before it), and small pieces towards the end.
+int half_of(uint64_t state) { return (end_of(state) - next_of(state) + 1) / 2; }
 
 }  // namespace
 
@@ -57,7 +59,7 @@ std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {
   return pool;
 }
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : shares_(static_cast<size_t>(threads)) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i - 1); });
 }
 
@@ -70,49 +72,58 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-bool ThreadPool::take_first(uint64_t& state, int& task) {
-  while (has_task(state)) {
-    if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
-      task = static_cast<int>(state & 0xFFFF);
-      return true;
-    }
+int ThreadPool::Share::run_first() {
+  int ran = 0;
+  uint64_t now = state.load(std::memory_order_acquire);
+  while (const int count = half_of(now)) {
+    if (!state.compare_exchange_weak(now, now + static_cast<uint64_t>(count), std::memory_order_acq_rel)) continue;
+    function(context, next_of(now), next_of(now) + count);
+    ran += count;
+    now = state.load(std::memory_order_acquire);
   }
-  return false;
+  return ran;
 }
 
-bool ThreadPool::take_last(uint64_t& state, int& task) {
-  while (has_task(state)) {
-    if (state_.compare_exchange_weak(state, state - (1 << 16), std::memory_order_acq_rel)) {
-      task = static_cast<int>((state >> 16) & 0xFFFF) - 1;
-      return true;
-    }
+int ThreadPool::Share::run_last() {
+  int ran = 0;
+  uint64_t now = state.load(std::memory_order_acquire);
+  while (const int count = half_of(now)) {
+    if (!state.compare_exchange_weak(now, now - (static_cast<uint64_t>(count) << 16), std::memory_order_acq_rel)) continue;
+    function(context, end_of(now) - count, end_of(now));
+    ran += count;
+    now = state.load(std::memory_order_acquire);
   }
-  return false;
+  return ran;
+}
+
+void ThreadPool::take_part(int index) {
+  const size_t count = shares_.size(), own = static_cast<size_t>(index);
+  if (const int ran = shares_[own].run_first()) done_.fetch_add(ran, std::memory_order_acq_rel);
+  for (size_t other = 1; other < count; ++other)
+    if (const int ran = shares_[(own + other) % count].run_last()) done_.fetch_add(ran, std::memory_order_acq_rel);
 }
 
 void ThreadPool::run(int tasks, Function f, void* context) {
   if (tasks <= 0) return;
   if (workers_.empty() || tasks == 1 || tasks > kMaxTasks || !region_.try_lock()) {
-    for (int task = 0; task < tasks; ++task) f(context, task);
+    f(context, 0, tasks);
     return;
   }
   const std::lock_guard<std::mutex> lock(region_, std::adopt_lock);
-  function_ = f;
-  context_ = context;
   done_.store(0, std::memory_order_relaxed);
-  uint64_t state = (((state_.load(std::memory_order_relaxed) >> 32) + 1) << 32) | (static_cast<uint64_t>(tasks) << 16);
-  state_.store(state);
+  const uint64_t count = shares_.size(), all = static_cast<uint64_t>(tasks);
+  const uint64_t generation = shares_[0].generation() + uint64_t{1};
+  for (uint64_t i = 0; i < count; ++i) {
+    shares_[i].function = f;
+    shares_[i].context = context;
+    shares_[i].state.store(generation << 32 | all * (i + 1) / count << 16 | all * i / count, std::memory_order_release);
+  }
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // no worker goes to sleep unseen after it has missed the stores above
   if (sleepers_.load() > 0) {
     const std::lock_guard<std::mutex> sleeping(sleep_);
     wake_.notify_all();
   }
-  int task = 0, mine = 0;
-  while (take_last(state, task)) {
-    f(context, task);
-    ++mine;
-    state = state_.load(std::memory_order_acquire);
-  }
-  done_.fetch_add(mine, std::memory_order_acq_rel);
+  take_part(static_cast<int>(count) - 1);
   for (int spins = 0; done_.load(std::memory_order_acquire) != tasks; ++spins) {
     if (spins < kSpins)
       relax();
@@ -122,28 +133,30 @@ void ThreadPool::run(int tasks, Function f, void* context) {
 }
 
 void ThreadPool::work(int index) {
+  const Share& own = shares_[static_cast<size_t>(index)];
   int spins = 0;
   const char* expected = nullptr;
-  int ahead = kAheadBytes;  // bytes of `expected` that were sent for
-  while (!stop_.load(std::memory_order_relaxed)) {
-    uint64_t state = state_.load(std::memory_order_acquire);
-    int task = 0;
-    if (take_first(state, task)) {
-      function_(context_, task);
-      done_.fetch_add(1, std::memory_order_acq_rel);
+  int64_t ahead = 0, limit = 0;  // bytes of `expected`: those not yet sent for start here, and nothing is from there
+  for (uint32_t seen = 0; !stop_.load(std::memory_order_relaxed);) {
+    if (const uint32_t latest = own.generation(); latest != seen) {
+      seen = latest;
+      take_part(index);
       spins = 0;
-    } else if (const char* latest = expected_.load(std::memory_order_relaxed); latest != expected) {
-      expected = latest;
-      ahead = 0;
-    } else if (ahead < kAheadBytes && expected != nullptr) {
-      fetch(expected + static_cast<int64_t>(index) * kAheadBytes + ahead);
+    } else if (const char* memory = expected_.load(std::memory_order_relaxed); memory != expected) {
+      expected = memory;
+      const int64_t share = static_cast<int64_t>(expected_bytes_.load(std::memory_order_relaxed)) / threads();
+      ahead = index * share;
+      limit = ahead + (share < kAheadBytes ? share : kAheadBytes);
+    } else if (ahead < limit && expected != nullptr) {
+      fetch(expected + ahead);
       ahead += kAheadStep;
     } else if (++spins < kSpins) {
       relax();
     } else {
       std::unique_lock<std::mutex> lock(sleep_);
       sleepers_.fetch_add(1);
-      wake_.wait(lock, [this] { return stop_.load() || has_task(state_.load()); });
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      wake_.wait(lock, [this, &own, seen] { return stop_.load() || own.generation() != seen; });
       sleepers_.fetch_sub(1);
       spins = 0;
     }
