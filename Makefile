@@ -57,7 +57,9 @@ demo: setup  ## Generate with and without speculation: an answer that copies, th
 test: setup  ## Run the test suite (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest
 
-soak: setup  ## The property tests again, with a thousand new examples each (half an hour)
+MINUTES ?= 30
+soak: setup  ## New lives of the engine for MINUTES=30, then the property tests with a thousand examples each
+	FOREDRAFT_SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest tests/engine/test_soak.py
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=soak
 
 check: setup  ## ruff, mypy, import-linter
