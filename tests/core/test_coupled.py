@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foredraft.core.acceptance import coupled_acceptance, match, maximal_acceptance
+from foredraft.core.acceptance import decide, match
 from foredraft.core.coins import NOISE, coin, mix
 from foredraft.core.row_math import TorchRowMath
 from foredraft.core.sampling import Sampler, SamplingParams
 from foredraft.core.trees import Topology, topology
+from foredraft.testing.closed_forms import coupled_acceptance, maximal_acceptance
 from foredraft.testing.tables import random_law, random_logits
 
 V = 5
@@ -137,7 +138,7 @@ def speculated(policy: Policy, target: Say, other: Say, seed: int) -> tuple[Pref
         def draw(node: int, tree: Topology = tree, tokens: Prefix = tokens) -> int:
             return target((*output, *(tokens[each] for each in tree.path(node))))  # noqa: B023
 
-        verdict = match(tree, tokens, draw)
+        verdict = decide(match(tree, tokens), draw)
         output = (*output, *(tokens[node] for node in verdict.accepted), verdict.next_token)
         steps += 1
     return output[:LENGTH], steps
@@ -186,7 +187,7 @@ def test_one_position_acceptance_is_the_closed_form() -> None:
             def draw(node: int, row: list[float] = row, seed: int = seed) -> int:
                 return noisy_argmax(row, seed, 4 + node)
 
-            accepted += match(one, draft, draw).num_accepted
+            accepted += decide(match(one, draft), draw).num_accepted
         assert accepted / NUM_TABLES == pytest.approx(coupled_acceptance(p, q), abs=0.02)
 
 

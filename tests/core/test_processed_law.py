@@ -14,22 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from foredraft.core.acceptance import match, rejection
+from foredraft.core.acceptance import decide, match
+from foredraft.core.rejection import rejection
 from foredraft.core.row_math import TorchRowMath
 from foredraft.core.sampling import Sampler, SamplingParams
-from foredraft.core.trees import topology
+from foredraft.core.trees import chain, topology
+from foredraft.testing.draft_sources import drawn_chain, drawn_tree, fixed_draft, regular_tree
 from foredraft.testing.law import (
     SequenceLaw,
-    chain_sequence_law,
+    exact_block,
     exact_rejection,
-    fixed_draft,
-    independent_match,
     largest_error,
-    sampled_drafts,
+    sample_and_match,
+    sequence_law,
     target_sequence_law,
     total_variation,
-    tree_sequence_law,
 )
+from foredraft.testing.siblings import without_replacement
 from foredraft.testing.tables import random_law, random_logits
 
 Prefix = tuple[int, ...]
@@ -88,12 +89,16 @@ def test_chains_and_trees_have_the_processed_law(name: str) -> None:
         window = Window(FIELDS[name], seed)
         reference = target_sequence_law(window.committed, 3)
         draft = random_law(seed + 50, 4)
-        laws = [
-            chain_sequence_law(exact_rejection, window.drafted, sampled_drafts(draft, 2), 3),
-            chain_sequence_law(exact_rejection, window.drafted, fixed_draft((1, 1)), 3),
-            tree_sequence_law(independent_match, window.drafted, (-1, -1, 0, 0), (1, 2, 1, 3), 3),
-        ]
-        for law in laws:
+        chain_of_two, tree = drawn_chain(draft, 2), fixed_draft((1, 2, 1, 3), (-1, -1, 0, 0))
+        for rule, source in (
+            (exact_rejection, chain_of_two),
+            (exact_block, chain_of_two),
+            (exact_rejection, fixed_draft((1, 1))),
+            (exact_rejection, tree),
+            (sample_and_match, tree),
+            (exact_rejection, drawn_tree(regular_tree(2, 1), draft, without_replacement)),
+        ):
+            law = sequence_law(rule, window.drafted, source, 3)
             assert largest_error(law, reference) < 1e-12
 
 
@@ -115,7 +120,7 @@ def _one_step_then(window: Window, rows: Callable[[Prefix], Tensor]) -> Sequence
     def law(prefix: Prefix) -> Tensor:
         return rows(prefix) if drafted[: len(prefix)] == prefix else window.committed(prefix)
 
-    return chain_sequence_law(exact_rejection, law, fixed_draft(drafted), 3)
+    return sequence_law(exact_rejection, law, fixed_draft(drafted), 3)
 
 
 @pytest.mark.parametrize("name", ["repetition", "presence", "frequency", "negative frequency"])
@@ -155,7 +160,7 @@ def greedy_window(
         path = [draft[each] for each in tree.path(node)]
         return sampler.token(logits, history.extended(path), 0, 0)
 
-    verdict = match(tree, draft, draw)
+    verdict = decide(match(tree, draft), draw)
     return [*(draft[node] for node in verdict.accepted), verdict.next_token]
 
 
@@ -233,9 +238,8 @@ def test_no_emitted_token_leaves_the_support(fields: dict[str, Any]) -> None:
         laws = [sampler.law(rows[n], history.extended(draft[:n])) for n in range(4)]
         generator = torch.Generator().manual_seed(seed)
         coins = torch.rand(4, generator=generator, dtype=torch.float64).tolist()
-        verdict = rejection(
-            draft, lambda node, laws=laws: laws[node + 1], None, coins[:3], coins[3], ROW_MATH
-        )
+        walk = rejection(chain(3), draft, None, coins.__getitem__, coins[3], ROW_MATH)
+        verdict = decide(walk, lambda node, laws=laws: laws[node + 1])
         emitted = [*draft[: verdict.num_accepted], verdict.next_token]
         for position, token in enumerate(emitted):
             assert float(laws[position][token]) > 0.0

@@ -48,7 +48,6 @@ BROKEN = {
     "no law": Draft((1,), (-1,), spoilt([float("nan")] * 32)),
     "no law: rows must be 0 or more": Draft((1,), (-1,), spoilt([2.0, -1.0] + [0.0] * 30)),
     "probability 0": Draft((1,), (-1,), spoilt(ONE_HOT)),
-    "must be a chain": Draft((1, 2), (-1, -1), PROBS.repeat(2, 1)),
 }
 
 

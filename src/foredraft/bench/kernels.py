@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.bench.provenance import provenance
-from foredraft.core.acceptance import match, rejection
+from foredraft.core.acceptance import decide, match
+from foredraft.core.rejection import rejection
 from foredraft.core.row_math import RowMath
 from foredraft.core.trees import topology
 from foredraft.kernels.interface import Segment
@@ -280,24 +281,19 @@ def _rules(row_math: RowMath, logits: Tensor) -> Mapping[str, Callable[[], objec
 
     def greedy() -> object:
         ids = row_math.argmax_rows(logits)
-        return match(chain, best[:-1], lambda node: ids[node + 1])
+        return decide(match(chain, best[:-1]), lambda node: ids[node + 1])
 
     def coupled() -> object:
-        return match(
-            chain,
-            noisy[:-1],
+        return decide(
+            match(chain, noisy[:-1]),
             lambda node: row_math.coupled_argmax(logits[node + 1], 1, node + 1),
         )
 
     def standard() -> object:
         # Coins of nothing accept everything, so that every row's law is worked out.
-        return rejection(
-            best[:-1],
+        return decide(
+            rejection(chain, best[:-1], None, lambda node: 0.0, 0.5, row_math),
             lambda node: row_math.softmax(logits[node + 1]),
-            None,
-            lambda offset: 0.0,
-            0.5,
-            row_math,
         )
 
     return {"greedy": greedy, "coupled": coupled, "rejection": standard}

@@ -79,3 +79,8 @@ def topology(parents: tuple[int, ...]) -> Topology:
         _children=tuple(map(tuple, children)),
         is_chain=all(parent == node - 1 for node, parent in enumerate(parents)),
     )
+
+
+def chain(length: int) -> Topology:
+    """The topology of a chain of `length` nodes."""
+    return topology(tuple(range(-1, length - 1)))

@@ -27,7 +27,15 @@ ENTRY_POINT_GROUP = "foredraft.drafters"
 DEFAULT_DRAFT_LENGTH = 4  # where neither the config nor the drafter says
 TARGET_PARAMETER = "target"  # a constructor that names it gets the target model
 # Keys of a speculative config that are nobody's option; named in errors, so that typos are seen.
-COMMON_KEYS = ("method", "num_speculative_tokens", "rejection_sample_method")
+COMMON_KEYS = (
+    "method",
+    "num_speculative_tokens",
+    "rejection_sample_method",
+    "synthetic_acceptance_rates",
+    "synthetic_acceptance_length",
+    "posterior_threshold",
+    "posterior_alpha",
+)
 
 
 @dataclass(frozen=True, slots=True)

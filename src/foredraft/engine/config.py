@@ -7,13 +7,57 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 from foredraft.core.errors import ConfigError
+from foredraft.core.synthetic import rates_of_length
+from foredraft.core.typical import POSTERIOR_ALPHA, POSTERIOR_THRESHOLD
 
-REJECTION_SAMPLE_METHODS = ("standard", "coupled")
+
+class Rule(StrEnum):
+    """What `rejection_sample_method` may be: how drafts are verified."""
+
+    STANDARD = "standard"
+    BLOCK = "block"
+    COUPLED = "coupled"
+    TYPICAL = "typical"
+    SYNTHETIC = "synthetic"
+
+
+# What a speculative config says about verification; the rest is about drafting.
+RULE_KEYS = (
+    "rejection_sample_method",
+    "synthetic_acceptance_rates",
+    "synthetic_acceptance_length",
+    "posterior_threshold",
+    "posterior_alpha",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How the drafts of a request are verified."""
+
+    rule: Rule
+    posterior_threshold: float = POSTERIOR_THRESHOLD  # of "typical"
+    posterior_alpha: float = POSTERIOR_ALPHA
+    # Of "synthetic": P(the first i draft tokens are accepted).
+    synthetic_acceptance_rates: tuple[float, ...] = ()
+
+    @property
+    def reads_draft_laws(self) -> bool:
+        """Whether the laws that drafts were drawn from decide anything, above temperature 0."""
+        return self.rule in (Rule.STANDARD, Rule.BLOCK)
+
+    def changes_law(self, greedy: bool) -> bool:
+        """Whether the output of a request can differ from the target's in law (or in tokens, where
+        it is greedy).
+        """
+        return self.rule is Rule.SYNTHETIC or (self.rule is Rule.TYPICAL and not greedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +68,12 @@ class SpeculativeConfig:
     # Most draft tokens a step; None: the drafter's default.
     num_speculative_tokens: int | None = None
     rejection_sample_method: str | None = None  # None: coupled with a seed, standard without
+    # One of the two with "synthetic": P(the first i draft tokens are accepted) for each of the
+    # num_speculative_tokens, or their sum + 1.
+    synthetic_acceptance_rates: Sequence[float] | None = None
+    synthetic_acceptance_length: float | None = None
+    posterior_threshold: float | None = None  # of "typical", see `core.typical`; None: 0.09
+    posterior_alpha: float | None = None  # None: 0.3
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -33,9 +83,45 @@ class SpeculativeConfig:
         if tokens is not None and (type(tokens) is not int or not 0 <= tokens <= 64):
             raise ConfigError(f"num_speculative_tokens must be an integer in 0..64, got {tokens!r}")
         rule = self.rejection_sample_method
-        if rule is not None and rule not in REJECTION_SAMPLE_METHODS:
-            valid = ", ".join(REJECTION_SAMPLE_METHODS)
+        if rule is not None and rule not in list(Rule):
+            valid = ", ".join(Rule)
             raise ConfigError(f"rejection_sample_method must be one of {valid}, got {rule!r}")
+        self._check_posterior()
+        self._check_synthetic()
+
+    def _check_posterior(self) -> None:
+        for name in ("posterior_threshold", "posterior_alpha"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.rejection_sample_method != Rule.TYPICAL:
+                raise ConfigError(f'{name} needs "rejection_sample_method": "typical"')
+            if not _is_number(value) or not 0.0 < value <= 1.0:
+                raise ConfigError(f"{name} must be a number above 0 and at most 1, got {value!r}")
+
+    def _check_synthetic(self) -> None:
+        rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
+        given = [
+            key for key in RULE_KEYS if key.startswith("synth") and getattr(self, key) is not None
+        ]
+        if self.rejection_sample_method != Rule.SYNTHETIC:
+            if given:
+                raise ConfigError(f'{given[0]} needs "rejection_sample_method": "synthetic"')
+            return
+        if len(given) != 1:
+            raise ConfigError(
+                'rejection_sample_method "synthetic" needs either synthetic_acceptance_rates or '
+                f"synthetic_acceptance_length, got {' and '.join(given) or 'neither'}"
+            )
+        if rates is not None and not _are_rates(rates):
+            raise ConfigError(
+                "synthetic_acceptance_rates must be a list of numbers in 0..1 that do not rise, "
+                f"got {rates!r}"
+            )
+        if length is not None and not (_is_number(length) and length >= 1.0):
+            raise ConfigError(
+                f"synthetic_acceptance_length must be a number of 1 or more, got {length!r}"
+            )
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any]) -> SpeculativeConfig:
@@ -45,6 +131,59 @@ class SpeculativeConfig:
         common = {f.name for f in fields(cls)} - {"options"}
         known = {key: value for key, value in config.items() if key in common}
         return cls(**known, options={k: v for k, v in config.items() if k not in common})
+
+    def check_drafter(self, num_speculative_tokens: int, proposes_trees: bool) -> None:
+        """Raise ConfigError where a drafter, and the draft length in effect, rule this out."""
+        if self.rejection_sample_method == Rule.BLOCK and proposes_trees:
+            raise ConfigError(
+                'rejection_sample_method "block" verifies chains, and this drafter proposes trees; '
+                'valid are "standard" and "coupled", which verify both'
+            )
+        rates, most = self.synthetic_acceptance_rates, num_speculative_tokens
+        if rates is not None and len(rates) != most:
+            raise ConfigError(
+                f"synthetic_acceptance_rates must hold {most} numbers, one for each of the "
+                f"num_speculative_tokens, got {len(rates)}"
+            )
+        length = self.synthetic_acceptance_length
+        if length is not None and length > most + 1:
+            raise ConfigError(
+                f"synthetic_acceptance_length must be in 1..{most + 1} with {most} "
+                f"num_speculative_tokens, got {length!r}"
+            )
+
+    def verification(self, seeded: bool, num_speculative_tokens: int) -> Verification:
+        """What verifies a request with a seed of its own, or without one."""
+        rule = default_rule(seeded)
+        if self.rejection_sample_method is not None:
+            rule = Rule(self.rejection_sample_method)
+        rates = tuple(self.synthetic_acceptance_rates or ())
+        if self.synthetic_acceptance_length is not None:
+            rates = rates_of_length(self.synthetic_acceptance_length, num_speculative_tokens)
+        threshold, alpha = self.posterior_threshold, self.posterior_alpha
+        return Verification(
+            rule,
+            posterior_threshold=POSTERIOR_THRESHOLD if threshold is None else threshold,
+            posterior_alpha=POSTERIOR_ALPHA if alpha is None else alpha,
+            synthetic_acceptance_rates=rates,
+        )
+
+
+def default_rule(seeded: bool) -> Rule:
+    """A seed asks for text that it alone decides."""
+    return Rule.COUPLED if seeded else Rule.STANDARD
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_rates(rates: Any) -> bool:
+    """Numbers in 0..1 that do not rise."""
+    if not isinstance(rates, Sequence) or not all(_is_number(rate) for rate in rates):
+        return False
+    bounds = [1.0, *rates, 0.0]
+    return all(above >= below for above, below in pairwise(bounds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def _check(draft: Any, row: Scheduled, drafter: Drafter, vocab_size: int) -> Che
     if not (tree.is_chain or drafter.capabilities.tree):
         raise DrafterError("a draft has siblings, but the drafter's capabilities say tree=False")
     if draft.probs is not None:
-        _check_law(draft.probs, tokens, tree, row.request, drafter, vocab_size)
+        _check_law(draft.probs, tokens, row.request, drafter, vocab_size)
     return CheckedDraft(tokens, tree, draft.probs)
 
 
@@ -144,7 +144,6 @@ def _ids(name: str, values: Any) -> tuple[int, ...]:
 def _check_law(
     probs: Any,
     tokens: tuple[int, ...],
-    tree: Topology,
     request: Request,
     drafter: Drafter,
     vocab_size: int,
@@ -156,10 +155,8 @@ def _check_law(
     if not isinstance(probs, Tensor) or tuple(probs.shape) != shape:
         given = f"shape {tuple(probs.shape)}" if isinstance(probs, Tensor) else repr(probs)
         raise DrafterError(f"draft probs must be a tensor of shape {shape}, got {given}")
-    if request.sampler.greedy or request.coupled or not tokens:
-        return  # verified by the target's own tokens: no law is read
-    if not tree.is_chain:
-        raise DrafterError("a sampled draft must be a chain: there is no rule for sampled siblings")
+    if request.sampler.greedy or not request.verification.reads_draft_laws or not tokens:
+        return
     totals = probs.sum(dim=1, dtype=torch.float64)
     if not (bool((probs >= 0).all()) and bool(((totals - 1).abs() <= LAW_TOLERANCE).all())):
         raise DrafterError("draft probs are no law: rows must be 0 or more and add up to 1")

@@ -15,7 +15,7 @@ from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter, resolve_method
 from foredraft.drafters.interface import Drafter
-from foredraft.engine.config import SpeculativeConfig
+from foredraft.engine.config import RULE_KEYS, SpeculativeConfig
 from foredraft.engine.engine import Engine, Tap
 from foredraft.engine.memory import choose_cache_dtype, plan_engine
 from foredraft.engine.outputs import RequestOutput, StreamDelta
@@ -94,6 +94,9 @@ class LLM:
             raise ConfigError(f"tap must be a function, got {tap!r}")
         self.method = _method(drafter, self.speculative)
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
+        if self.drafter is not None and self.speculative is not None:
+            trees = self.drafter.capabilities.tree
+            self.speculative.check_drafter(self.num_speculative_tokens, trees)
         cache_dtype = choose_cache_dtype(kv_dtype, self.loaded)
         shapes = [cache_shape(self.loaded.config, cache_dtype)]
         if self.drafter is not None and self.drafter.capabilities.cache is not None:
@@ -114,7 +117,11 @@ class LLM:
         policy = FixedWidth(self.num_speculative_tokens)
         self.engine = Engine(self.loaded.model, self.drafter, policy, self.config, *caches, tap=tap)
         self._requests = RequestFactory(
-            self.loaded, self.config.max_model_len, self.speculative, seed
+            self.loaded,
+            self.config.max_model_len,
+            self.speculative,
+            self.num_speculative_tokens,
+            seed,
         )
 
     def generate(
@@ -242,9 +249,10 @@ def _check_drafter(drafter: object, config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"drafter {drafter!r} needs capabilities, propose, observe and release (see Drafter)"
         )
-    others = sorted(set(config) - {"num_speculative_tokens", "rejection_sample_method"})
+    valid = ("num_speculative_tokens", *RULE_KEYS)
+    others = sorted(set(config) - set(valid))
     if others:
         raise ConfigError(
             f"speculative_config has {', '.join(others)} beside a drafter object; valid then are "
-            "num_speculative_tokens and rejection_sample_method"
+            f"{', '.join(valid)}"
         )

@@ -40,10 +40,12 @@ class SpeculativeDecodingMetrics:
     num_spec_tokens: int  # the configured number of draft tokens a step
     # P(the first i drafts accepted), over steps that drafted that far.
     acceptance_by_position: tuple[float, ...]
+    # The rule asked for (typical, synthetic) changes what the target says; False: it is exact.
+    lossy: bool
 
     @classmethod
     def from_counts(
-        cls, counts: AcceptanceCounts, num_spec_tokens: int
+        cls, counts: AcceptanceCounts, num_spec_tokens: int, *, lossy: bool
     ) -> SpeculativeDecodingMetrics:
         return cls(
             mean_acceptance_length=counts.mean_acceptance_length,
@@ -54,6 +56,7 @@ class SpeculativeDecodingMetrics:
             num_draft_tokens=counts.num_draft_tokens,
             num_spec_tokens=num_spec_tokens,
             acceptance_by_position=tuple(counts.acceptance_by_position),
+            lossy=lossy,
         )
 
 

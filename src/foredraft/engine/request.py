@@ -14,6 +14,7 @@ from foredraft.core.acceptance import Origin
 from foredraft.core.counts import AcceptanceCounts
 from foredraft.core.errors import IntegrityError
 from foredraft.core.sampling import History, Sampler, SamplingParams
+from foredraft.engine.config import Rule, Verification
 from foredraft.engine.outputs import (
     CompletionOutput,
     RequestMetrics,
@@ -44,7 +45,7 @@ class Request:
         sampler: Sampler,
         rules: StopRules,
         seed: int,
-        coupled: bool,
+        verification: Verification,
         detokenizer: Detokenizer,
     ) -> None:
         self.id = request_id
@@ -54,7 +55,7 @@ class Request:
         self.sampler = sampler
         self.rules = rules
         self.seed = seed
-        self.coupled = coupled
+        self.verification = verification
         self.tokens = list(prompt)  # prompt and output; the last one may be pending
         self.num_prompt = len(prompt)
         self.num_computed = 0  # positions whose keys and values are in the cache
@@ -76,6 +77,11 @@ class Request:
         self._num_drained = 0
         self._num_first_step_tokens = 0
         self._admitted = self._first_token = self._last_token = 0.0
+
+    @property
+    def coupled(self) -> bool:
+        """Verified by the target's own noise, which the drafter may use too."""
+        return self.verification.rule is Rule.COUPLED
 
     @property
     def num_tokens(self) -> int:
@@ -181,7 +187,9 @@ class Request:
     def _metrics(self, num_spec_tokens: int) -> RequestMetrics:
         return RequestMetrics(
             speculative_decoding=SpeculativeDecodingMetrics.from_counts(
-                self.counts, num_spec_tokens
+                self.counts,
+                num_spec_tokens,
+                lossy=self.verification.changes_law(self.sampler.greedy),
             ),
             num_steps=max(0, self.counts.num_steps - 1),
             num_generated_tokens=self.num_output,

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from foredraft.core import coins
-from foredraft.core.acceptance import Origin, Verdict, draw_from, match, rejection
+from foredraft.core.acceptance import BadRow, Origin, Verdict, Walk, decide_all, match
+from foredraft.core.block_verification import block
 from foredraft.core.errors import UserError
+from foredraft.core.rejection import rejection
 from foredraft.core.row_math import RowMath
 from foredraft.core.sampling import History
+from foredraft.core.synthetic import synthetic
+from foredraft.core.typical import typical
+from foredraft.engine.config import Rule
 from foredraft.engine.drafting import NO_DRAFT, CheckedDraft
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduled
 from foredraft.kernels.interface import Segment
 from foredraft.models.interface import FlatBatch
-
-Decision = TypeVar("Decision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +58,6 @@ class Outcome:
     next_token: int | None = None  # None: the prompt is not finished, or an error
     origin: Origin = Origin.PLAIN  # of next_token
     error: str | None = None
-
-
-class _BadRow(Exception):  # noqa: N818 - carries a node from a rule to `verify`
-    """No token can be had at this node: bans that leave none, logits that are no numbers."""
-
-    def __init__(self, node: int, message: str) -> None:
-        super().__init__(message)
-        self.node = node
 
 
 def build_windows(
@@ -101,88 +97,109 @@ def build_windows(
 
 def verify(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> list[Outcome]:
     """One outcome per window. `logits` `[R, V]` as asked for by `build_windows`; never modified."""
-    return [_outcome(window, logits, row_math) for window in windows]
+    emitting = [window for window in windows if window.emits]
+    answers = _answers(emitting, logits, row_math)
+    verdicts = iter(
+        decide_all(
+            [_walk(window, row_math) for window in emitting],
+            lambda asked: [answers[index](node) for index, node in asked],
+        )
+    )
+    return [_outcome(window, next(verdicts)) if window.emits else Outcome() for window in windows]
 
 
-def _outcome(window: Window, logits: Tensor, row_math: RowMath) -> Outcome:
-    if not window.emits:
-        return Outcome()
-    rows = logits[window.root_logits : window.root_logits + 1 + window.num_nodes]
-    try:
-        verdict = _verdict(window, rows, row_math)
-    except _BadRow as bad:
-        return Outcome(accepted=window.draft.tree.path(bad.node), error=str(bad))
+def _outcome(window: Window, verdict: Verdict | BadRow) -> Outcome:
+    if isinstance(verdict, BadRow):
+        return Outcome(accepted=window.draft.tree.path(verdict.node), error=str(verdict))
     return Outcome(verdict.accepted, verdict.next_token, verdict.origin)
 
 
-def _verdict(window: Window, rows: Tensor, row_math: RowMath) -> Verdict:
-    """`rows` `[n + 1, V]`: the pending token's logits, then each draft node's."""
-    request, draft = window.request, window.draft
-    sampler, tokens, tree = request.sampler, draft.tokens, draft.tree
-    root = request.num_tokens
-    if sampler.plain_argmax:
-        return match(tree, tokens, _greedy_draw(window, rows, row_math))
-    if sampler.greedy or request.coupled:
-        return match(tree, tokens, _target_draw(window, rows))
+def _walk(window: Window, row_math: RowMath) -> Walk[Any]:
+    """The rule that judges this window's draft.
 
-    def law(node: int) -> Tensor:
-        return sampler.law(rows[node + 1], _history(window, node))
-
-    def independent_draw(node: int) -> int:
-        # Sample-and-match on deterministic siblings (algorithms 1c-ii): a fresh draw a node.
-        coin = coins.coin(request.seed, root, coins.RESIDUAL, node + 1)
-        return draw_from(law(node), coin, row_math)
-
-    if not tree.is_chain:
-        return match(tree, tokens, _judged(independent_draw))
-    return rejection(
-        tokens,
-        _judged(law),
-        draft.probs,
-        lambda offset: coins.coin(request.seed, root, coins.ACCEPT, offset),
-        coins.coin(request.seed, root, coins.RESIDUAL, 0),
-        row_math,
-    )
+    Coins of all rules but the coupled one are keyed by the position of the step's first new token:
+    whether one is used depends on others, so it must not come up again in a later step.
+    """
+    request, draft, config = window.request, window.draft, window.request.verification
+    if _by_own_token(window):
+        return match(draft.tree, draft.tokens)
+    accept_coin = partial(coins.coin, request.seed, request.num_tokens, coins.ACCEPT)
+    residual_coin = coins.coin(request.seed, request.num_tokens, coins.RESIDUAL)
+    if config.rule is Rule.BLOCK:
+        return block(draft.tokens, draft.probs, accept_coin, residual_coin, row_math)
+    if config.rule is Rule.TYPICAL:
+        bar = config.posterior_threshold, config.posterior_alpha
+        return typical(draft.tree, draft.tokens, residual_coin, row_math, *bar)
+    if config.rule is Rule.SYNTHETIC:
+        rates = config.synthetic_acceptance_rates
+        return synthetic(draft.tree, rates, accept_coin(0), residual_coin, row_math)
+    return rejection(draft.tree, draft.tokens, draft.probs, accept_coin, residual_coin, row_math)
 
 
-def _judged(decide: Callable[[int], Decision]) -> Callable[[int], Decision]:
+def _by_own_token(window: Window) -> bool:
+    """Whether drafts are compared with the target's own token: greedy and coupled."""
+    request = window.request
+    if request.verification.rule is Rule.SYNTHETIC:
+        return False
+    return request.sampler.greedy or request.coupled
+
+
+def _answers(
+    windows: Sequence[Window], logits: Tensor, row_math: RowMath
+) -> list[Callable[[int], Any]]:
+    """Per window, what the target says at a node: its own token, or its law."""
+    best = _best_ids(windows, logits, row_math)
+    answers: list[Callable[[int], Any]] = []
+    for window in windows:
+        if not _by_own_token(window):
+            decide: Callable[..., Any] = _law
+        elif best is None or not window.request.sampler.plain_argmax:
+            decide = _own_token
+        else:
+            decide = partial(_argmax, best)
+        answers.append(partial(_judged, decide, window, logits))
+    return answers
+
+
+def _best_ids(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> list[int] | None:
+    """The argmax of every row of the pass at once, where some request is decided by it alone."""
+    if not any(window.request.sampler.plain_argmax for window in windows):
+        return None
+    try:
+        return row_math.argmax_rows(logits)
+    except FloatingPointError:  # in a row that no accepted path may ever reach
+        return None
+
+
+def _judged(
+    decide: Callable[[Window, Tensor, int], Any], window: Window, logits: Tensor, node: int
+) -> Any:
     """`decide`, with what makes a row unusable told apart from every other failure."""
+    try:
+        return decide(window, logits, node)
+    except (UserError, FloatingPointError) as error:
+        return BadRow(node, str(error))
 
-    def judged(node: int) -> Decision:
-        try:
-            return decide(node)
-        except (UserError, FloatingPointError) as error:
-            raise _BadRow(node, str(error)) from error
 
-    return judged
+def _argmax(best: Sequence[int], window: Window, logits: Tensor, node: int) -> int:
+    row = window.root_logits + 1 + node
+    window.request.sampler.check_chosen(logits[row], best[row], window.request.history)
+    return best[row]
+
+
+def _own_token(window: Window, logits: Tensor, node: int) -> int:
+    """The target's own token at a node: a function of the seed and the position alone."""
+    request, tree = window.request, window.draft.tree
+    position = request.num_tokens + (tree.depths[node] if node >= 0 else 0)
+    row = logits[window.root_logits + 1 + node]
+    return request.sampler.token(row, _history(window, node), request.seed, position)
+
+
+def _law(window: Window, logits: Tensor, node: int) -> Tensor:
+    row = logits[window.root_logits + 1 + node]
+    return window.request.sampler.law(row, _history(window, node))
 
 
 def _history(window: Window, node: int) -> History:
     history, draft = window.request.history, window.draft
     return history.extended([draft.tokens[i] for i in draft.tree.path(node)])
-
-
-def _greedy_draw(window: Window, rows: Tensor, row_math: RowMath) -> Callable[[int], int]:
-    """The argmax of every row at once: no processor can change it."""
-    try:
-        best = row_math.argmax_rows(rows)
-    except FloatingPointError:  # in a row that the accepted path may never reach
-        return _target_draw(window, rows)
-    sampler, history = window.request.sampler, window.request.history
-
-    def draw(node: int) -> int:
-        sampler.check_chosen(rows[node + 1], best[node + 1], history)
-        return best[node + 1]
-
-    return _judged(draw)
-
-
-def _target_draw(window: Window, rows: Tensor) -> Callable[[int], int]:
-    """The target's own token at a node: a function of the seed and the position alone."""
-    request, tree = window.request, window.draft.tree
-
-    def draw(node: int) -> int:
-        position = request.num_tokens + (tree.depths[node] if node >= 0 else 0)
-        return request.sampler.token(rows[node + 1], _history(window, node), request.seed, position)
-
-    return _judged(draw)

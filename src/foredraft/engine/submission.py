@@ -17,7 +17,7 @@ from typing import Any
 from foredraft.core.coins import mix
 from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import Sampler, SamplingParams
-from foredraft.engine.config import SpeculativeConfig
+from foredraft.engine.config import SpeculativeConfig, Verification, default_rule
 from foredraft.engine.outputs import RequestOutput
 from foredraft.engine.request import Request
 from foredraft.engine.stops import StopRules
@@ -62,11 +62,13 @@ class RequestFactory:
         loaded: LoadedModel,
         max_model_len: int,
         speculative: SpeculativeConfig | None,
+        num_speculative_tokens: int,
         seed: int | None,
     ) -> None:
         self._loaded = loaded
         self._max_model_len = max_model_len
         self._speculative = speculative
+        self._num_speculative_tokens = num_speculative_tokens
         if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
             raise ConfigError(f"seed must be an integer or None, got {seed!r}")
         self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else int(seed)
@@ -102,7 +104,7 @@ class RequestFactory:
                 sampler=sampler,
                 rules=rules,
                 seed=mix(seed, index),
-                coupled=self._coupled(params),
+                verification=self._verification(params),
                 detokenizer=Detokenizer(loaded.tokenizer, params.skip_special_tokens),
             )
             for index in range(params.n)
@@ -120,9 +122,11 @@ class RequestFactory:
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
         )
 
-    def _coupled(self, params: SamplingParams) -> bool:
-        rule = self._speculative.rejection_sample_method if self._speculative else None
-        return params.seed is not None if rule is None else rule == "coupled"
+    def _verification(self, params: SamplingParams) -> Verification:
+        seeded = params.seed is not None
+        if self._speculative is None:
+            return Verification(default_rule(seeded))
+        return self._speculative.verification(seeded, self._num_speculative_tokens)
 
     def _check_prompt(self, token_ids: Sequence[int]) -> None:
         if not token_ids:
