@@ -94,9 +94,6 @@ class LLM:
             raise ConfigError(f"tap must be a function, got {tap!r}")
         self.method = _method(drafter, self.speculative)
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
-        if self.drafter is not None and self.speculative is not None:
-            trees = self.drafter.capabilities.tree
-            self.speculative.check_drafter(self.num_speculative_tokens, trees)
         cache_dtype = choose_cache_dtype(kv_dtype, self.loaded)
         shapes = [cache_shape(self.loaded.config, cache_dtype)]
         if self.drafter is not None and self.drafter.capabilities.cache is not None:
@@ -233,7 +230,10 @@ class LLM:
             built = build_drafter(str(self.method), config.options, self.loaded)
             drafter, default = built.drafter, built.num_speculative_tokens
         asked = None if config is None else config.num_speculative_tokens
-        return drafter, default if asked is None else asked
+        num_tokens = default if asked is None else asked
+        if config is not None:
+            config.check_drafter(num_tokens, drafter.capabilities.tree)
+        return drafter, num_tokens
 
 
 def _method(drafter: Drafter | None, config: SpeculativeConfig | None) -> str | None:
