@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli import bench, chat, describe, export, generate, pull
+from foredraft.cli import bench, certify, chat, describe, export, generate, pull
 from foredraft.cli.console import one_line
 from foredraft.cli.streams import CLOSED_PIPE, OutputError, guarded_streams
 from foredraft.core.errors import UserError
@@ -38,6 +38,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("info")(describe.describe)
+app.command("certify")(certify.certify)
 app.command("export")(export.export)
 app.command("pull")(pull.pull)
 app.add_typer(bench.app, name="bench")

@@ -1,0 +1,208 @@
+"""Many samples of the first tokens at one place, made by the engine.
+
+Knows how to run an LLM many times on one prompt, with passes remembered or computed; knows no
+expected law and no test.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from foredraft.bench.certificate.cells import RANK_CELLS, rank_interval
+from foredraft.bench.certificate.remember import RememberedModel
+from foredraft.core.coins import mix
+from foredraft.core.sampling import SamplingParams
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.interface import Draft, Drafter, DraftRequest
+from foredraft.engine.llm import LLM
+from foredraft.engine.memory import choose_cache_dtype
+from foredraft.models.load import LoadedModel
+from foredraft.testing.wrapping_drafters import WrappingDrafter
+
+GROUP = 512  # draws that are one request's completions; all of those made with every pass computed
+AT_ONCE = 8  # requests in the engine together: more rows than fit a CPU cache cost more
+
+Sequences = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A way of sampling as users have it, and how far it is tested."""
+
+    name: str
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    width: int = 1  # draft tokens a step at most
+    length: int = 2  # tokens that are drawn
+    variation: float = 0.02  # total variation of a law that the draws must reveal
+
+    def params(self, seed: int, n: int, max_tokens: int | None = None) -> SamplingParams:
+        """The parameters of a request for `n` completions."""
+        return SamplingParams(
+            n=n,
+            max_tokens=self.length if max_tokens is None else max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            ignore_eos=True,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is certified: a target, its drafter, and the rule between them."""
+
+    target: LoadedModel
+    drafter: Drafter
+    num_speculative_tokens: int
+    rule: str  # rejection_sample_method
+    engine: Mapping[str, Any] = field(default_factory=dict)  # kv_dtype, max_model_len
+
+    @property
+    def max_model_len(self) -> int:
+        """Positions that a prompt and its answer may take."""
+        given: int | None = self.engine.get("max_model_len")
+        return given or self.target.config.max_position_embeddings
+
+    def llm(self, width: int, drafter: Drafter | None = None, **sizes: Any) -> LLM:
+        """An engine with this pair, or with another drafter in its place."""
+        config = {"num_speculative_tokens": width, "rejection_sample_method": self.rule}
+        return LLM(
+            self.target,
+            drafter=self.drafter if drafter is None else drafter,
+            speculative_config=config,
+            **{**self.engine, **sizes},
+        )
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether a row is the same to the bit in any company."""
+        return self.target.model.kernels.name == "native"
+
+    @property
+    def same_tokens(self) -> bool:
+        """Whether it is near enough for every token to be the same."""
+        return self.same_bits or self.target.dtype == torch.float64
+
+    def remembering(self, base: Sequence[int]) -> tuple[Pair, RememberedModel]:
+        """The same pair for contexts that start with `base`, each row computed once; the target."""
+        kv_dtype = choose_cache_dtype(self.engine.get("kv_dtype", "auto"), self.target)
+        rows = RememberedModel(self.target, base, kv_dtype)
+        drafter = self.drafter
+        if isinstance(drafter, DraftModelDrafter):
+            drafter = copy.copy(drafter)
+            model = RememberedModel(drafter.loaded, base, drafter.loaded.cache_dtype)
+            drafter.loaded = replace(drafter.loaded, model=model)
+        target = replace(self.target, model=rows)
+        return replace(self, target=target, drafter=drafter, engine={}), rows
+
+
+@dataclass(slots=True)
+class Draws:
+    """What was drawn at one place, and how it came about."""
+
+    sequences: Sequences = field(default_factory=list)
+    # [width][RANK_CELLS] of draft tokens, by rank in the law that the drafter claims
+    draft_ranks: list[list[int]] = field(default_factory=list)
+    accepted: Counter[int] = field(default_factory=Counter)  # drafts with exactly j accepted
+
+    @property
+    def tokens(self) -> Counter[int]:
+        """How often each token came first."""
+        return Counter(sequence[0] for sequence in self.sequences)
+
+
+class DraftWatcher(WrappingDrafter):
+    """Ranks the tokens of each request's first draft in the law that is claimed for them."""
+
+    def __init__(self, inner: Drafter, base_length: int, seed: int) -> None:
+        super().__init__(inner)
+        self._base_length = base_length
+        self._generator = torch.Generator().manual_seed(seed)
+        self.ranks: list[list[int]] = []
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        drafts = super().propose(requests)
+        for request, draft in zip(requests, drafts, strict=True):
+            if draft.probs is not None and len(request.tokens) == self._base_length:
+                self._rank(draft)
+        return drafts
+
+    def _rank(self, draft: Draft) -> None:
+        shares = torch.rand(len(draft.tokens), generator=self._generator).tolist()
+        for i, (token, share) in enumerate(zip(draft.tokens, shares, strict=True)):
+            if i == len(self.ranks):
+                self.ranks.append([0] * RANK_CELLS)
+            assert draft.probs is not None
+            above, mass = rank_interval(draft.probs[i], token)
+            self.ranks[i][rank_cell(above + share * mass)] += 1
+
+
+def rank_cell(rank: float, cells: int = RANK_CELLS) -> int:
+    """Which of `cells` equal parts of (0, 1) holds `rank`; rounding may give exactly 1."""
+    return min(int(rank * cells), cells - 1)
+
+
+def draw_remembered(
+    pair: Pair,
+    base: Sequence[int],
+    setting: Setting,
+    count: int,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> Draws:
+    """`count` sequences after `base` with the pair of `pair.remembering(base)`."""
+    watcher = DraftWatcher(pair.drafter, len(base), mix(seed, 1) >> 1)
+    llm = pair.llm(
+        setting.width,
+        watcher,
+        max_model_len=len(base) + setting.length,
+        # One page for all of the prompt but its last token: completions share it, none copies it.
+        page_size=max(1, len(base) - 1),
+        max_num_seqs=AT_ONCE,
+        max_num_batched_tokens=AT_ONCE * (setting.width + 1) + len(base),
+    )
+    draws = _draw(llm, base, setting, count, seed, progress)
+    draws.draft_ranks = watcher.ranks
+    return draws
+
+
+def draw_computed(
+    pair: Pair,
+    base: Sequence[int],
+    setting: Setting,
+    count: int,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> Draws:
+    """The same draws end to end: every pass is computed, nothing is remembered."""
+    return _draw(pair.llm(setting.width), base, setting, count, seed, progress)
+
+
+def _draw(
+    llm: LLM,
+    base: Sequence[int],
+    setting: Setting,
+    count: int,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> Draws:
+    draws = Draws()
+    for group in range(-(-count // GROUP)):
+        size = min(GROUP, count - len(draws.sequences))
+        params = setting.params(mix(seed, group + 2), size)
+        for completion in llm.generate([list(base)], params)[0].outputs:
+            draws.sequences.append(tuple(completion.token_ids))
+            assert completion.metrics is not None  # every completion of the engine has them
+            histogram = completion.metrics.speculative_decoding.acceptance_histogram
+            draws.accepted.update(dict(enumerate(histogram)))
+        progress(len(draws.sequences), count)
+    return draws

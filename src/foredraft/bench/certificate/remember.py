@@ -1,0 +1,239 @@
+"""Passes that are computed once: a model, and a softmax, that remember what they gave.
+
+Knows the seams `Model` and `RowMath`; knows no engine, no rule and no drafter. An engine over a
+`RememberedModel` does all that it always does, except that a row is computed the first time only:
+on kernels whose rows do not depend on their company, and they alone are certified to the bit, that
+is the same number.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.cache.tensors import KVCache
+from foredraft.core.row_math import RowMath
+from foredraft.kernels.interface import Kernels, Segment
+from foredraft.models.decoder import new_cache
+from foredraft.models.interface import FlatBatch, Model, ModelOutput
+from foredraft.models.load import LoadedModel
+
+Suffix = tuple[int, ...]  # tokens after the base
+
+MOST_ROWS = 1024  # of logits kept: 200 MB for a vocabulary of 49,152
+MOST_LAWS = 128
+MOST_NODES = 32  # of the tree that missing rows are computed in
+_BYTES = 3  # of a token id in a slot
+_PROBES = 8  # numbers of a row by which it is looked up, before all are compared
+
+
+class RememberedModel:
+    """A model for contexts that start with one `base`, each row of logits computed once.
+
+    In place of keys and values the engine's cache holds the ids themselves, in the first numbers of
+    each slot (a byte each, which every dtype holds exactly), so that whatever the engine does to
+    slots and pages is done to them. What is missing is computed on a cache of its own, as the nodes
+    of a tree.
+    """
+
+    def __init__(self, loaded: LoadedModel, base: Sequence[int], cache_dtype: torch.dtype) -> None:
+        """Compute `base`, whose last token's row is the first to be remembered.
+
+        `cache_dtype` is that of keys and values, as the engine under test has it.
+        """
+        self._model: Model = loaded.model
+        self.config = loaded.model.config
+        self.kernels: Kernels = copy.copy(loaded.model.kernels)
+        self.kernels.row_math = RememberedRowMath(loaded.model.kernels.row_math)
+        # As a draft model reads a padding id of the target's.
+        self.base = tuple(min(token, self.config.vocab_size - 1) for token in base)
+        self._rows: OrderedDict[Suffix, tuple[Tensor, Tensor]] = OrderedDict()  # logits, hidden
+        page_size = len(self.base) + MOST_NODES
+        self._cache = new_cache(self.config, 1, page_size, cache_dtype, loaded.device)
+        self._pass(Segment(0, len(self.base), (), [0]), self.base, [()])
+        self._first = self._rows[()]
+
+    def run(self, batch: FlatBatch, cache: KVCache) -> ModelOutput:
+        """The remembered rows of a pass; writes the ids to the slots. See `Model.run`."""
+        suffixes = self._suffixes(batch, cache)
+        self._compute(suffixes)
+        rows = [self._recalled(suffix) for suffix in suffixes]
+        self._forget()
+        if not rows:
+            logits, hidden = self._recalled(())
+            return ModelOutput(logits.new_empty(0, len(logits)), hidden.new_empty(0, len(hidden)))
+        return ModelOutput(
+            torch.stack([logits for logits, _ in rows]), torch.stack([hidden for _, hidden in rows])
+        )
+
+    def logits(self, suffix: Suffix) -> Tensor:
+        """`[V]` the logits after the base and `suffix`; not to be written to."""
+        self._compute([suffix])
+        logits, _ = self._recalled(suffix)
+        self._forget()
+        return logits
+
+    def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        """The model's own; see `Model.embed`."""
+        return self._model.embed(token_ids)
+
+    def layers(self, lo: int, hi: int, hidden: Tensor, plan: Any, cache: KVCache) -> Tensor:
+        """Refused with a TypeError: only whole passes are remembered."""
+        raise TypeError("a model that remembers whole passes cannot run some of its layers")
+
+    def head(self, hidden: Tensor) -> ModelOutput:
+        """The model's own; see `Model.head`."""
+        return self._model.head(hidden)
+
+    def _recalled(self, suffix: Suffix) -> tuple[Tensor, Tensor]:
+        self._rows.move_to_end(suffix)
+        return self._rows[suffix]
+
+    def _forget(self) -> None:
+        while len(self._rows) > MOST_ROWS:
+            self._rows.popitem(last=False)
+        self._rows.setdefault((), self._first)
+
+    def _suffixes(self, batch: FlatBatch, cache: KVCache) -> list[Suffix]:
+        """What stands between the base and each asked row, that row's token included."""
+        ids = [int(token) for token in batch.token_ids]
+        committed = self._committed(batch.segments, cache)
+        self._store(ids, batch.segments, cache)
+        every: list[Suffix | None] = []  # None: a row within the base
+        for segment, before in zip(batch.segments, committed, strict=True):
+            tokens = ids[len(every) : len(every) + segment.rows]
+            every += self._of_segment(segment, tokens, before)
+        asked = range(len(ids)) if batch.logit_rows is None else batch.logit_rows
+        found = [suffix for row in asked if (suffix := every[row]) is not None]
+        if len(found) < len(asked):
+            raise ValueError("rows within the base were asked for; only its last is remembered")
+        return found
+
+    def _of_segment(
+        self, segment: Segment, tokens: Sequence[int], committed: Suffix
+    ) -> list[Suffix | None]:
+        start = segment.prefix
+        known = self.base[start : start + segment.chain]
+        if tuple(tokens[: len(known)]) != known:
+            raise ValueError(f"the context at position {start} does not start with the base")
+        found: list[Suffix | None] = [None] * max(0, len(known) - 1)
+        suffix = committed
+        if known:
+            found.append(() if start + len(known) == len(self.base) else None)
+        for token in tokens[len(known) : segment.chain]:
+            suffix = (*suffix, token)
+            found.append(suffix)
+        nodes: list[Suffix] = []
+        for parent, token in zip(segment.parents, tokens[segment.chain :], strict=True):
+            nodes.append((*(suffix if parent < 0 else nodes[parent]), token))
+        return [*found, *nodes]
+
+    def _committed(self, segments: Sequence[Segment], cache: KVCache) -> list[Suffix]:
+        """The ids that the cache holds of each segment, behind the base."""
+        slots = [_slots(s, len(self.base), s.prefix, cache.page_size) for s in segments]
+        flat = list(chain.from_iterable(slots))
+        if not flat:
+            return [()] * len(segments)
+        pages, offsets = _index(flat, cache)
+        ids = iter(_from_bytes(cache.keys[0, pages, 0, offsets, :_BYTES]))
+        return [tuple(next(ids) for _ in of_segment) for of_segment in slots]
+
+    def _store(self, ids: Sequence[int], segments: Sequence[Segment], cache: KVCache) -> None:
+        flat: list[tuple[int, int]] = []
+        stored: list[int] = []
+        first = 0
+        for segment in segments:
+            start, end = max(segment.prefix, len(self.base)), segment.prefix + segment.rows
+            flat += _slots(segment, start, end, cache.page_size)
+            stored += ids[first + start - segment.prefix : first + segment.rows]
+            first += segment.rows
+        if flat:
+            pages, offsets = _index(flat, cache)
+            values = _to_bytes(stored).to(cache.keys)
+            cache.keys[0, pages, 0, offsets, :_BYTES] = values
+
+    def _compute(self, suffixes: Sequence[Suffix]) -> None:
+        """Compute the rows that are missing, with their ancestors, as trees below the base."""
+        nodes: dict[Suffix, int] = {}
+        for suffix in sorted({suffix for suffix in suffixes if suffix not in self._rows}):
+            path = [suffix[:length] for length in range(1, len(suffix) + 1)]
+            new = [node for node in path if node not in nodes]
+            if len(nodes) + len(new) > MOST_NODES:
+                self._pass_tree(nodes)
+                nodes, new = {}, path
+            for node in new:
+                nodes[node] = len(nodes)
+        if nodes:
+            self._pass_tree(nodes)
+
+    def _pass_tree(self, nodes: dict[Suffix, int]) -> None:
+        """The rows of `nodes`, each with its index; a parent comes before its children."""
+        parents = tuple(nodes.get(suffix[:-1], -1) for suffix in nodes)
+        tokens = [self.base[-1], *(suffix[-1] for suffix in nodes)]
+        self._pass(Segment(len(self.base) - 1, 1, parents, [0]), tokens, list(nodes))
+
+    @torch.inference_mode()
+    def _pass(self, segment: Segment, tokens: Sequence[int], suffixes: Sequence[Suffix]) -> None:
+        """Compute a segment, and remember its last rows."""
+        rows = range(segment.rows - len(suffixes), segment.rows)
+        output = self._model.run(FlatBatch(tokens, [segment], rows), self._cache)
+        for suffix, logits, hidden in zip(suffixes, output.logits, output.hidden, strict=True):
+            self._rows[suffix] = (logits.clone(), hidden.clone())
+
+
+class RememberedRowMath:
+    """Row mathematics whose softmax is computed once for equal rows; the rest is passed on.
+
+    What `softmax` returns is shared: as everywhere, not to be written to.
+    """
+
+    def __init__(self, inner: RowMath) -> None:
+        self._inner = inner
+        self._laws: OrderedDict[tuple[float, ...], tuple[Tensor, Tensor]] = OrderedDict()
+        self.argmax = inner.argmax
+        self.argmax_rows = inner.argmax_rows
+        self.log_softmax = inner.log_softmax
+        self.cumulative_sum = inner.cumulative_sum
+        self.coupled_argmax = inner.coupled_argmax
+
+    def softmax(self, row: Tensor) -> Tensor:
+        """See `RowMath.softmax`."""
+        best = self._inner.argmax(row)
+        probes = row[:: max(1, len(row) // _PROBES)].tolist()
+        key = (len(row), best, float(row[best]), *probes)
+        known = self._laws.get(key)
+        if known is not None and torch.equal(known[0], row):
+            self._laws.move_to_end(key)
+            return known[1]
+        law = self._inner.softmax(row)
+        self._laws[key] = (row.clone(), law)
+        if len(self._laws) > MOST_LAWS:
+            self._laws.popitem(last=False)
+        return law
+
+
+def _slots(segment: Segment, start: int, end: int, page_size: int) -> list[tuple[int, int]]:
+    """(page, offset) of the slots `start .. end - 1`."""
+    return [(segment.pages[at // page_size], at % page_size) for at in range(start, end)]
+
+
+def _index(slots: Sequence[tuple[int, int]], cache: KVCache) -> tuple[Tensor, Tensor]:
+    pages, offsets = torch.tensor(slots, dtype=torch.int64, device=cache.device).unbind(1)
+    return pages, offsets
+
+
+def _to_bytes(ids: Sequence[int]) -> Tensor:
+    column = torch.tensor(ids, dtype=torch.int64)[:, None]
+    return column >> torch.arange(0, 8 * _BYTES, 8) & 255
+
+
+def _from_bytes(numbers: Tensor) -> list[int]:
+    shifted = numbers.to("cpu", torch.int64) << torch.arange(0, 8 * _BYTES, 8)
+    ids: list[int] = shifted.sum(dim=1).tolist()
+    return ids

@@ -1,0 +1,293 @@
+"""The certificate on tiny pairs: it passes what is right, and fails each planted fault."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foredraft import LLM, SamplingParams
+from foredraft.bench.certificate import remember
+from foredraft.bench.certificate.certify import (
+    CertifySettings,
+    LawSettings,
+    by_position,
+    certify,
+    certify_pair,
+)
+from foredraft.bench.certificate.check import judge
+from foredraft.bench.certificate.counts import check_counts
+from foredraft.bench.certificate.draws import Pair, Setting, draw_computed, draw_remembered
+from foredraft.bench.certificate.identity import check_identity
+from foredraft.bench.certificate.law import SETTINGS, check_laws
+from foredraft.bench.certificate.plot import certificate_png
+from foredraft.bench.certificate.sites import target_law
+from foredraft.bench.workload import Item
+from foredraft.core import acceptance, coins, rejection
+from foredraft.core.counts import AcceptanceCounts
+from foredraft.core.errors import ConfigError, InvalidRequest
+from foredraft.core.sampling import Sampler
+from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.engine import step
+from foredraft.testing.drafters import EmptyDrafter, RepeatDrafter, TreeDrafter
+from foredraft.testing.pairs import tiny_noisy_pair
+
+PROMPTS = {"one": [3, 4, 5, 6], "two": [7, 8, 7, 8, 7]}
+DRAWS = 1000
+FEW = LawSettings(draws=DRAWS)
+PLAIN, NUCLEUS = (LawSettings(settings=[setting], draws=DRAWS) for setting in SETTINGS)
+
+
+def silent(what, done, total):
+    pass
+
+
+@pytest.fixture(scope="module")
+def models():
+    return tiny_noisy_pair(3, noise=0.5, vocab_size=24)
+
+
+@pytest.fixture
+def pair(models):
+    """A target and a drafter that draws from its own law, which is another."""
+    target, draft = models
+    return Pair(target, DraftModelDrafter(draft, target), 3, "standard")
+
+
+def law_verdicts(pair, settings):
+    results = check_laws(pair, PROMPTS, settings, silent)
+    return [*judge(results.tests, settings.family_error), *results.checks]
+
+
+def failed(checks):
+    return [check.name for check in checks if not check.passed]
+
+
+def test_a_true_pair_passes_every_check(pair):
+    settings = CertifySettings({}, max_tokens=8, law=FEW)
+    shown = []
+    found = certify_pair(pair, PROMPTS, settings, {"model": "tiny"}, lambda *at: shown.append(at))
+    assert failed(found.checks) == []
+    assert found.passed
+    names = [check.name for check in found.checks]
+    assert names[:4] == [f"identity, width {width}, all at once" for width in range(4)]
+    assert sum(name.startswith("law, ") for name in names) == 5
+    assert sum(name.startswith("draft law, ") for name in names) == 3
+    assert {"replay", "counts", "acceptance of a liar's drafts, greedy"} <= set(names)
+    first = next(check for check in found.checks if check.name.startswith("law, "))
+    assert f"{DRAWS} draws at position" in first.detail
+    assert "for the nearest mutant (" in first.detail
+    written = found.as_json()
+    assert list(written)[:2] == ["passed", "checks"]
+    assert {"machine", "versions", "revision", "arguments", "date", "model"} <= set(written)
+    keys = {"name", "passed", "statistic", "p_value", "detail"}
+    assert {frozenset(check) for check in written["checks"]} == {frozenset(keys)}
+    totals = {what: (done, total) for what, done, total in shown}
+    assert all(done == total for done, total in totals.values())
+    assert len(found.acceptance["all texts, greedy and coupled"]) == 3
+    png = certificate_png(found, pair.target.tokenizer.token_text)
+    assert png.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", png[16:24])
+    assert min(width, height) > 500
+
+
+@pytest.mark.parametrize("rule", ["standard", "coupled"])
+def test_what_is_remembered_is_what_is_computed(pair, rule):
+    pair = replace(pair, rule=rule)
+    base = [3, 4, 5, 6, 7]
+    setting = Setting("all", 0.9, width=3, length=5)
+    replay, rows = pair.remembering(base)
+    remembered = draw_remembered(replay, base, setting, 120, 7, lambda *_: None)
+    computed = draw_computed(pair, base, setting, 120, 7, lambda *_: None)
+    assert remembered.sequences == computed.sequences
+    assert remembered.accepted == computed.accepted
+    assert len(set(remembered.sequences)) > 60
+    row = rows.logits(remembered.sequences[0][:2])
+    tap = {}
+    LLM(pair.target, tap=lambda _id, at, _token, row: tap.setdefault(at, row)).generate(
+        [base + list(remembered.sequences[0][:2])], SamplingParams(max_tokens=1, temperature=0)
+    )
+    assert torch.allclose(row, tap[7], atol=1e-12)
+
+
+def test_trees_move_what_is_remembered_along(models, monkeypatch):
+    monkeypatch.setattr(remember, "MOST_ROWS", 5)  # most is forgotten and computed again
+    drafter = TreeDrafter(*(RepeatDrafter(token) for token in range(2, 24, 3)))
+    pair = Pair(models[0], drafter, 16, "standard")
+    base = [5, 6, 7]
+    setting = Setting("tree", 1.0, width=16, length=5)
+    replay, rows = pair.remembering(base)
+    remembered = draw_remembered(replay, base, setting, 200, 3, lambda *_: None)
+    computed = draw_computed(pair, base, setting, 200, 3, lambda *_: None)
+    assert remembered.sequences == computed.sequences
+    assert remembered.accepted[1] > 20
+    assert len(rows._rows) <= 6
+
+
+def test_only_contexts_of_the_base_are_remembered(pair):
+    replay, _ = pair.remembering([3, 4, 5])
+    with pytest.raises(ValueError, match="does not start with the base"):
+        replay.llm(1).generate([[3, 4, 6, 7]], SamplingParams(max_tokens=2))
+    with pytest.raises(ValueError, match="only its last is remembered"):
+        replay.llm(1).generate([[3, 4, 5]], SamplingParams(max_tokens=2, prompt_logprobs=1))
+    with pytest.raises(TypeError, match="some of its layers"):
+        replay.target.model.layers(0, 1, torch.zeros(1, 32), None, None)
+
+
+class HotDrafter(DraftModelDrafter):
+    """Draws at the request's temperature and claims a law of twice that temperature."""
+
+    def propose(self, requests):
+        drafts = super().propose(requests)
+        return [
+            replace(draft, probs=draft.probs.sqrt() / draft.probs.sqrt().sum(1, keepdim=True))
+            for draft in drafts
+        ]
+
+
+def no_residual(monkeypatch, pair):
+    monkeypatch.setattr(rejection, "residual", lambda weights, *_: weights.clone())
+    return pair
+
+
+def other_temperature(monkeypatch, pair):
+    return replace(pair, drafter=HotDrafter(pair.drafter.loaded, pair.target))
+
+
+def draft_coins_accept(monkeypatch, pair):
+    monkeypatch.setattr(coins, "ACCEPT", coins.DRAFT)
+    return pair
+
+
+def acceptance_coin_recovers(monkeypatch, pair):
+    """RESIDUAL at index 0 is what ACCEPT shows at index 0."""
+    monkeypatch.setattr(coins, "RESIDUAL", coins.ACCEPT)
+    return pair
+
+
+def ignored_top_p(monkeypatch, pair):
+    monkeypatch.setattr("foredraft.core.sampling.keep_top", lambda row, *_: row)
+    return pair
+
+
+def colder_sampler(monkeypatch, pair):
+    process = Sampler.process
+
+    def cold(self, row, history, mask=None):
+        return process(self, row * 1.3, history, mask)
+
+    monkeypatch.setattr(Sampler, "process", cold)
+    return pair
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        no_residual,
+        other_temperature,
+        draft_coins_accept,
+        acceptance_coin_recovers,
+        ignored_top_p,
+        colder_sampler,
+    ],
+)
+def test_a_planted_fault_fails(pair, monkeypatch, plant):
+    settings = NUCLEUS if plant is ignored_top_p else PLAIN
+    name = settings.settings[0].name
+    found = failed(law_verdicts(plant(monkeypatch, pair), settings))
+    assert f"law, {name}, token 1" in found
+    lies = f"draft law, {name}, draft token 1" in found
+    assert lies == (plant is other_temperature)
+
+
+def test_a_fixed_draft_needs_its_residual(models, monkeypatch):
+    pair = Pair(models[0], RepeatDrafter(9), 2, "standard")
+    checks = law_verdicts(pair, PLAIN)
+    assert failed(checks) == []
+    assert not any(check.name.startswith("draft law") for check in checks)
+    for plant in (no_residual, acceptance_coin_recovers):
+        checks = law_verdicts(plant(monkeypatch, pair), PLAIN)
+        assert "law, temperature 0.8, token 1" in failed(checks)
+        monkeypatch.undo()
+
+
+def test_without_draws_that_many_are_made_as_the_stated_power_needs(pair):
+    loose = (Setting("loose", 0.8, variation=0.2),)
+    results = check_laws(pair, PROMPTS, LawSettings(settings=loose), silent)
+    count = len(results.sites[0].draws.sequences)
+    assert 512 <= count <= 1024
+    assert "power 0.95 for a total variation of 0.1" in results.tests[0].detail
+
+
+def test_a_drafter_that_never_drafts_certifies_nothing(models):
+    checks = law_verdicts(Pair(models[0], EmptyDrafter(), 2, "standard"), FEW)
+    assert len(failed(checks)) == len(checks) == 2
+    assert "proposed nothing in the continuations of 2 prompts" in checks[0].detail
+
+
+def test_a_law_is_by_definition_what_the_sampler_makes(models):
+    target, _ = models
+    row_math = target.model.kernels.row_math
+    generator = torch.Generator().manual_seed(1)
+    for temperature, top_k, top_p in ((0.8, 0, 1.0), (0.8, 0, 0.9), (1.3, 7, 0.8), (0.5, 3, 1.0)):
+        setting = Setting("any", temperature, top_k, top_p)
+        sampler = Sampler(setting.params(0, 1), 24, frozenset(), row_math)
+        for _ in range(20):
+            row = torch.randn(24, generator=generator)
+            law = sampler.law(row, sampler.start([3]))
+            assert torch.allclose(target_law(row, setting), law, atol=1e-6)
+
+
+def test_a_text_that_differs_is_reported_with_its_place_and_margin(pair, monkeypatch):
+    def wrong(tree, tokens):
+        verdict = yield from acceptance.match(tree, tokens)
+        if verdict.num_accepted < 2:
+            return verdict
+        return replace(verdict, next_token=(verdict.next_token + 1) % 24)
+
+    monkeypatch.setattr(step, "match", wrong)
+    found = check_identity(pair, PROMPTS, 12, 0, silent)
+    names = failed(found.checks)
+    assert "identity, width 0, all at once" not in names
+    assert "identity, width 1, all at once" not in names
+    assert "identity, width 2, all at once" in names
+    detail = next(check.detail for check in found.checks if not check.passed)
+    assert "at position" in detail
+    assert "plain decoding's best two are" in detail
+
+
+def test_counts_that_include_the_extra_token_fail(pair, monkeypatch):
+    record = AcceptanceCounts.record
+
+    def generous(self, drafted, accepted, emitted, depth=None):
+        record(self, drafted, min(accepted + 1, drafted), max(emitted, 1), depth)
+
+    identity = check_identity(pair, PROMPTS, 8, 0, silent)
+    sound = check_counts(pair, identity.outputs, identity.greedy, 0, silent)
+    assert failed(sound) == []
+    monkeypatch.setattr(AcceptanceCounts, "record", generous)
+    found = check_counts(pair, {}, identity.greedy, 0, silent)
+    assert "counts" in failed(found)
+    assert "acceptance of a liar's drafts, greedy" in failed(found)
+
+
+def test_configurations_are_honoured_or_refused(models):
+    target, _ = models
+    items = [Item("one", "chat", ("hello",))]
+
+    def run(**config):
+        return certify(target, items, CertifySettings(config, 4, FEW), silent)
+
+    with pytest.raises(ConfigError, match="plain decoding needs no certificate"):
+        run(method="ngram", num_speculative_tokens=0)
+    with pytest.raises(ConfigError, match="unknown speculative method"):
+        run(method="absent")
+    with pytest.raises(InvalidRequest, match="'long'"):
+        certify(target, [Item("long", "chat", ("x" * 300,))], CertifySettings({}), silent)
+
+
+def test_acceptance_by_position_is_of_all_drafts():
+    assert by_position([(2, 1, 1), (0, 4)]) == [6 / 8, 1 / 8]
+    assert by_position([()]) == by_position([]) == []
