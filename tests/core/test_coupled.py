@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import log
 
 import pytest
@@ -51,8 +51,18 @@ def drafted(prefix: Prefix) -> list[float]:
 
 def noisy_argmax(row: Sequence[float], seed: int, position: int) -> int:
     """`coupled_argmax` without tensors: a small vocabulary spends its time in their overhead."""
-    noise = [-log(-log(coin(seed, position, NOISE, token))) for token in range(len(row))]
-    return max(range(len(row)), key=lambda token: row[token] + noise[token])
+    return best_tokens(row, seed, position)[0]
+
+
+def best_tokens(row: Sequence[float], seed: int, position: int) -> list[int]:
+    """All tokens, by row + noise."""
+    noise = gumbels(seed, position, len(row))
+    return sorted(range(len(row)), key=lambda token: -(row[token] + noise[token]))
+
+
+@lru_cache(maxsize=64)
+def gumbels(seed: int, position: int, size: int) -> list[float]:
+    return [-log(-log(coin(seed, position, NOISE, token))) for token in range(size)]
 
 
 def says(seed: int, row: Row) -> Say:
@@ -115,9 +125,21 @@ def branching(
     return TREE, (first, second, other((*prefix, first)), other((*prefix, second)))
 
 
+def sharing_noise(
+    target: Say, other: Say, prefix: Prefix, seed: int
+) -> tuple[Topology, tuple[int, ...]]:
+    """Siblings are the best two of log q + the noise of their position; so are the nodes below."""
+    tokens: list[int] = []
+    for node, parent in enumerate(TREE.parents):
+        path = (*prefix, *(tokens[each] for each in TREE.path(parent)))
+        rank = TREE.children(parent).index(node)
+        tokens.append(best_tokens(drafted(path), seed, len(PROMPT) + len(path))[rank])
+    return TREE, tuple(tokens)
+
+
 POLICIES: dict[str, Policy] = {
     policy.__name__: policy
-    for policy in (oracle, wrong_at_two, liar, skewed, empty, ragged, branching)
+    for policy in (oracle, wrong_at_two, liar, skewed, empty, ragged, branching, sharing_noise)
 }
 
 
@@ -161,6 +183,40 @@ def test_the_output_is_plains_for_ten_thousand_noise_tables_and_every_policy() -
     assert steps["empty"] == steps["liar"] == NUM_TABLES * LENGTH
     assert NUM_TABLES < steps["skewed"] < NUM_TABLES * LENGTH
     assert steps["branching"] < NUM_TABLES * LENGTH
+    assert steps["sharing_noise"] < steps["skewed"]
+
+
+Position = Callable[[int, Topology, Prefix], int]  # of a node's noise
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        lambda node, tree, prefix: len(prefix) + node + 1,  # siblings with noises of their own
+        lambda node, tree, prefix: len(prefix),  # one noise for the whole step
+        lambda node, tree, prefix: len(tree.path(node)),  # counted from the step's root
+    ],
+    ids=["by node", "by step", "by depth"],
+)
+def test_noise_at_another_position_is_not_plains(position: Position) -> None:
+    """Keyed by anything but the absolute position, the text depends on what was drafted."""
+    differing = 0
+    for index in range(200):
+        seed = mix(7, index)
+        target, other = says(seed, processed), says(seed, drafted)
+        output: Prefix = ()
+        while len(output) < LENGTH:
+            tree, tokens = branching(target, other, output, seed)
+
+            def draw(node: int, tree: Topology = tree, tokens: Prefix = tokens) -> int:
+                path = (*output, *(tokens[each] for each in tree.path(node)))  # noqa: B023
+                where = len(PROMPT) + position(node, tree, output)  # noqa: B023
+                return noisy_argmax(processed(path), seed, where)  # noqa: B023
+
+            verdict = decide(match(tree, tokens), draw)
+            output = (*output, *(tokens[node] for node in verdict.accepted), verdict.next_token)
+        differing += output[:LENGTH] != plain(target)
+    assert differing > 20
 
 
 def test_the_sampler_says_the_same_as_the_processed_row() -> None:

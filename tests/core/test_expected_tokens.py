@@ -50,22 +50,20 @@ def constant(row: Tensor) -> Law:
 
 
 @pytest.mark.parametrize(("vocab_size", "depth"), [(3, 2), (2, 3)])
-def test_blocks_keep_at_least_as_much_as_tokens(vocab_size: int, depth: int) -> None:
+@cases(40)
+@given(st.data())
+def test_blocks_keep_at_least_as_much_as_tokens(
+    vocab_size: int, depth: int, data: st.DataObject
+) -> None:
     """Tokens: 1 + sum of prod min(p, q), by enumeration too. Blocks: no less, and no more than the
     ideal.
     """
-
-    @cases(40)
-    @given(pairs(vocab_size, depth))
-    def check(pair: tuple[Law, Law]) -> None:
-        target, draft = pair
-        source = drawn_chain(draft, depth)
-        by_token = expected_tokens(emitted_law(exact_rejection, target, source))
-        by_block = expected_tokens(emitted_law(exact_block, target, source))
-        assert by_token == pytest.approx(chain_tokens(target, draft, depth), abs=EXACT)
-        assert by_token - EXACT <= by_block <= prefix_bound(target, draft, depth) + EXACT
-
-    check()
+    target, draft = data.draw(pairs(vocab_size, depth))
+    source = drawn_chain(draft, depth)
+    by_token = expected_tokens(emitted_law(exact_rejection, target, source))
+    by_block = expected_tokens(emitted_law(exact_block, target, source))
+    assert by_token == pytest.approx(chain_tokens(target, draft, depth), abs=EXACT)
+    assert by_token - EXACT <= by_block <= prefix_bound(target, draft, depth) + EXACT
 
 
 def test_a_block_of_one_or_a_fixed_block_is_worth_as_much_as_tokens() -> None:
@@ -78,7 +76,7 @@ def test_a_block_of_one_or_a_fixed_block_is_worth_as_much_as_tokens() -> None:
 
 
 def test_the_worked_example_of_block_verification() -> None:
-    """2403.10444, section 3: 10/9 accepted tokens by token, 11/9 by block, 12/9 at best."""
+    """2403.10444: 10/9 accepted tokens by token, 11/9 by block, 12/9 for the ideal."""
     p = constant(torch.tensor([1 / 3, 2 / 3], dtype=torch.float64))
     q = constant(torch.tensor([2 / 3, 1 / 3], dtype=torch.float64))
     source = drawn_chain(q, 2)
@@ -88,26 +86,24 @@ def test_the_worked_example_of_block_verification() -> None:
 
 
 @pytest.mark.parametrize("name", SIBLING_LAWS)
-def test_no_siblings_are_accepted_more_often_than_transport_allows(name: str) -> None:
+@cases(25)
+@given(pairs(4, 1), st.integers(2, 3))
+def test_no_siblings_are_accepted_more_often_than_transport_allows(
+    name: str, pair: tuple[Law, Law], count: int
+) -> None:
     siblings = SIBLING_LAWS[name]
-
-    @cases(25)
-    @given(pairs(4, 1), st.integers(2, 3))
-    def check(pair: tuple[Law, Law], count: int) -> None:
-        target, draft = pair
-        p, q = target(()), draft(())
-        source = drawn_tree(regular_tree(count), draft, siblings)
-        accepted = expected_tokens(emitted_law(exact_rejection, target, source)) - 1.0
-        assert accepted == pytest.approx(siblings_acceptance(p, q, count, siblings), abs=EXACT)
-        bound = transport_bound(p, q, count, siblings)
-        assert accepted <= bound + EXACT
-        if siblings is top_and_one:  # the best any rule can do for such drafts
-            assert accepted == pytest.approx(top_and_one_acceptance(p, q, count), abs=EXACT)
-            assert accepted == pytest.approx(bound, abs=EXACT)
-        if siblings is with_replacement:
-            assert bound == pytest.approx(iid_transport_bound(p, q, count), abs=EXACT)
-
-    check()
+    target, draft = pair
+    p, q = target(()), draft(())
+    source = drawn_tree(regular_tree(count), draft, siblings)
+    accepted = expected_tokens(emitted_law(exact_rejection, target, source)) - 1.0
+    assert accepted == pytest.approx(siblings_acceptance(p, q, count, siblings), abs=EXACT)
+    bound = transport_bound(p, q, count, siblings)
+    assert accepted <= bound + EXACT
+    if siblings is top_and_one:  # the best any rule can do for such drafts
+        assert accepted == pytest.approx(top_and_one_acceptance(p, q, count), abs=EXACT)
+        assert accepted == pytest.approx(bound, abs=EXACT)
+    if siblings is with_replacement:
+        assert bound == pytest.approx(iid_transport_bound(p, q, count), abs=EXACT)
 
 
 @cases(40)

@@ -72,24 +72,18 @@ def one_and_top(q: Tensor, earlier: Sequence[int], count: int) -> Tensor:
 
 @pytest.mark.parametrize(("vocab_size", "depth"), [(3, 2), (5, 2), (2, 3), (3, 3)])
 @BOTH
-def test_drawn_chains(rule: Rule, vocab_size: int, depth: int) -> None:
-    @cases(30)
-    @given(pairs(vocab_size, depth))
-    def check(pair: tuple[Law, Law]) -> None:
-        target, draft = pair
-        assert_exact(rule, target, drawn_chain(draft, depth), depth + 1)
-
-    check()
+@cases(30)
+@given(st.data())
+def test_drawn_chains(rule: Rule, vocab_size: int, depth: int, data: st.DataObject) -> None:
+    target, draft = data.draw(pairs(vocab_size, depth))
+    assert_exact(rule, target, drawn_chain(draft, depth), depth + 1)
 
 
 @BOTH
-def test_fixed_chains(rule: Rule) -> None:
-    @cases(30)
-    @given(laws(4, 2), st.lists(st.integers(0, 3), max_size=2))
-    def check(target: Law, tokens: list[int]) -> None:
-        assert_exact(rule, target, fixed_draft(tokens), 3)
-
-    check()
+@cases(30)
+@given(laws(4, 2), st.lists(st.integers(0, 3), max_size=2))
+def test_fixed_chains(rule: Rule, target: Law, tokens: list[int]) -> None:
+    assert_exact(rule, target, fixed_draft(tokens), 3)
 
 
 # Trees: shape and how siblings are drawn.
@@ -99,17 +93,15 @@ def test_fixed_chains(rule: Rule) -> None:
 @pytest.mark.parametrize(
     ("vocab_size", "branching"), [(3, (2, 2)), (4, (3, 2)), (5, (4,)), (3, (2, 1, 2))], ids=str
 )
-def test_drawn_trees(name: str, vocab_size: int, branching: tuple[int, ...]) -> None:
-    depth, parents = len(branching), regular_tree(*branching)
-
-    @cases(20)
-    @given(pairs(vocab_size, depth))
-    def check(pair: tuple[Law, Law]) -> None:
-        target, draft = pair
-        source = drawn_tree(parents, draft, SIBLING_LAWS[name])
-        assert_exact(exact_rejection, target, source, depth + 1)
-
-    check()
+@cases(20)
+@given(st.data())
+def test_drawn_trees(
+    name: str, vocab_size: int, branching: tuple[int, ...], data: st.DataObject
+) -> None:
+    depth = len(branching)
+    target, draft = data.draw(pairs(vocab_size, depth))
+    source = drawn_tree(regular_tree(*branching), draft, SIBLING_LAWS[name])
+    assert_exact(exact_rejection, target, source, depth + 1)
 
 
 @pytest.mark.parametrize("siblings", [one_and_top, without_replacement])
@@ -121,16 +113,15 @@ def test_drawn_trees_of_uneven_shape(siblings: SiblingLaw, pair: tuple[Law, Law]
 
 
 @pytest.mark.parametrize("rule", [exact_rejection, sample_and_match], ids=["rejection", "match"])
-def test_fixed_trees(rule: Rule) -> None:
+@cases(60)
+@given(
+    laws(4, 2),
+    st.sampled_from([regular_tree(2, 2), regular_tree(3, 2), UNEVEN]),
+    st.lists(st.integers(0, 3), min_size=9, max_size=9),
+)
+def test_fixed_trees(rule: Rule, target: Law, parents: tuple[int, ...], tokens: list[int]) -> None:
     """Any tokens, equal siblings too."""
-    shapes = st.sampled_from([regular_tree(2, 2), regular_tree(3, 2), UNEVEN])
-
-    @cases(60)
-    @given(laws(4, 2), shapes, st.lists(st.integers(0, 3), min_size=9, max_size=9))
-    def check(target: Law, parents: tuple[int, ...], tokens: list[int]) -> None:
-        assert_exact(rule, target, fixed_draft(tokens[: len(parents)], parents), 3)
-
-    check()
+    assert_exact(rule, target, fixed_draft(tokens[: len(parents)], parents), 3)
 
 
 # Tables by kind, so that each pair of kinds is met whatever hypothesis draws.

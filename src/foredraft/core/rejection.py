@@ -29,7 +29,7 @@ def rejection(
     child x, drawn from q given its earlier siblings, stands iff `coin < R(x) / q(x)`; otherwise R
     becomes `(R - q)+`, normalised, and the next child is tried. Where one stands the walk goes on
     from it; where none does the next token is drawn from R. The emitted tokens have the law of the
-    target iff every q is the law its token was really drawn from, and siblings are tried in the
+    target if every q is the law its token was really drawn from, and siblings are tried in the
     order they were drawn in. Which law siblings follow is thus a matter of `draft_probs` alone:
 
     - one child (a chain): the rule of Leviathan et al. (2211.17192, algorithm 1) and Chen et al.

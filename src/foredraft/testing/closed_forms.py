@@ -23,7 +23,7 @@ def token_joint(p: Tensor, q: Tensor) -> Tensor:
 
 
 def coupled_joint(p: Tensor, q: Tensor) -> Tensor:
-    """`1 / sum_y max(p_y / p_x, q_y / q_x)`: shared Gumbel noise (2408.07978, section 3)."""
+    """`1 / sum_y max(p_y / p_x, q_y / q_x)`: shared Gumbel noise (2408.07978)."""
     joint = torch.zeros_like(p)
     both = (p > 0) & (q > 0)
     ratios = torch.maximum(p / p[both, None], q / q[both, None])  # [X, V]
@@ -65,7 +65,7 @@ def chain_tokens(target: Law, draft: Law, depth: int, joint: Joint = token_joint
 
 def top_and_one_acceptance(p: Tensor, q: Tensor, count: int) -> float:
     """`p(T) + sum over x outside T of min(p, q')`: T the `count - 1` most likely of q, q' the law
-    of the drawn one (2502.18779, section 4).
+    of the drawn one (2502.18779, greedy draft sampling).
     """
     top = torch.sort(q, descending=True, stable=True).indices[: count - 1]
     others = torch.minimum(p, top_and_one(q, [], count))
@@ -97,7 +97,7 @@ def siblings_acceptance(p: Tensor, q: Tensor, count: int, siblings: SiblingLaw) 
 
 def prefix_bound(target: Law, draft: Law, depth: int) -> float:
     """What no rule can exceed for a drawn chain: 1 + the sum over all prefixes of the smaller of
-    the two probabilities (2403.10444, section 3: the ideal that knows the whole block).
+    the two probabilities (2403.10444, the ideal of its motivating example).
     """
     total = 1.0
     reached: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}
