@@ -20,7 +20,7 @@ RESULTS := benchmarks/results
 PAIRS := build/pairs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check bench identity report picture sanitize clean
+.PHONY: help setup demo test soak fuzz check bench identity report picture sanitize clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -61,6 +61,16 @@ MINUTES ?= 30
 soak: setup  ## New lives of the engine for MINUTES=30, then the property tests with a thousand examples each
 	FOREDRAFT_SOAK_MINUTES=$(MINUTES) $(BIN)/python -m pytest tests/engine/test_soak.py
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=soak
+
+FUZZ_SECONDS ?= 600
+fuzz: setup  ## Fuzz the readers of model files, FUZZ_SECONDS=600 each
+	$(PIP) 'atheris>=3' || echo "no atheris for this Python: mutation alone"
+	$(BIN)/python fuzz/make_corpus.py build/fuzz
+	mkdir -p build/fuzz/found-gguf build/fuzz/found-safetensors
+	nice -n 19 $(BIN)/python fuzz/fuzz_gguf.py -max_total_time=$(FUZZ_SECONDS) \
+	  -artifact_prefix=build/fuzz/ build/fuzz/found-gguf build/fuzz/gguf
+	nice -n 19 $(BIN)/python fuzz/fuzz_safetensors.py -max_total_time=$(FUZZ_SECONDS) \
+	  -artifact_prefix=build/fuzz/ build/fuzz/found-safetensors build/fuzz/safetensors
 
 check: setup  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -101,7 +101,6 @@ class ChatTemplate:
         self.source = source
         self._variables = dict(variables)
         self._splitter = splitter
-        self._parts = _parts(splitter.texts)
         self._tails = tuple({text[i:] for text in splitter.texts for i in range(1, len(text))})
         if len(source) > MAX_SOURCE:
             raise ModelError(f"chat template has {len(source)} characters, at most {MAX_SOURCE}")
@@ -168,12 +167,16 @@ class ChatTemplate:
         first = self._splitter.first_characters
         places = {i + 1 for i, character in enumerate(content) if character in first}
         start, end = len(content) - len(content.lstrip()), len(content.rstrip())
-        if content[start:end] in self._parts:
+        if self._is_part(content[start:end]):
             places |= {start, end}
         for edge in {0, start}:
             if content.startswith(self._tails, edge):
                 places.add(edge)
         return places
+
+    def _is_part(self, text: str) -> bool:
+        """Whether `text` is a proper part of a control token."""
+        return text != "" and any(text in whole and text != whole for whole in self._splitter.texts)
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         variables = {
@@ -240,17 +243,6 @@ def check_text(text: str, name: str) -> None:
 def _short(value: object) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _parts(texts: Sequence[str]) -> set[str]:
-    """Every proper part of every text."""
-    return {
-        text[start:end]
-        for text in texts
-        for start in range(len(text))
-        for end in range(start + 1, len(text) + 1)
-        if end - start < len(text)
-    }
 
 
 def _text_part(part: Any, name: str) -> str:

@@ -14,7 +14,8 @@ from foredraft.models.rope import Divisors, Rope
 
 # Far above every model there is; a header that claims more would only fill the memory.
 MAX_LAYERS = 4096
-MAX_POSITIONS = 2**24
+MAX_HEAD_DIM = 2**12
+MAX_TABLE_BYTES = 2**30  # of cosines and sines: 2 million positions with heads of 128
 
 
 def check_num_layers(num_layers: int, source: str) -> None:
@@ -61,18 +62,22 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_num_layers(self.num_layers, self.architecture)
-        if self.max_position_embeddings > MAX_POSITIONS:
-            raise self._fail(
-                f"max_position_embeddings is {self.max_position_embeddings}, "
-                f"at most {MAX_POSITIONS} fit"
-            )
         if self.num_heads % self.num_kv_heads:
             raise self._fail(
                 f"{self.num_heads} attention heads cannot share "
                 f"{self.num_kv_heads} key/value heads evenly"
             )
-        if self.head_dim % 2:
-            raise self._fail(f"head_dim is {self.head_dim}; rotary positions need it even")
+        if self.head_dim % 2 or self.head_dim > MAX_HEAD_DIM:
+            raise self._fail(
+                f"head_dim is {self.head_dim}; rotary positions need it even, "
+                f"at most {MAX_HEAD_DIM} fit"
+            )
+        table_bytes = 4 * self.max_position_embeddings * self.head_dim
+        if table_bytes > MAX_TABLE_BYTES:
+            raise self._fail(
+                f"max_position_embeddings is {self.max_position_embeddings}, at most "
+                f"{MAX_TABLE_BYTES // (4 * self.head_dim)} fit with head_dim {self.head_dim}"
+            )
         if self.windows and len(self.windows) != self.num_layers:
             raise self._fail(f"{len(self.windows)} windows for {self.num_layers} layers")
         for rope in (self.rope, self.window_rope or self.rope):

@@ -6,12 +6,13 @@ value. Keys that nobody asked for can be listed, so that none is silently ignore
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from foredraft.core.errors import ModelError
 
+MAX_FLOAT = sys.float_info.max  # an integer may be larger
 MAX_INTEGER = 2**40  # far above every size in a model, far below what would overflow a product
 
 
@@ -58,7 +59,7 @@ class Fields:
             raise self.fail(key, "a number")
         if isinstance(value, int) and not whole:
             raise self.fail(key, "a floating-point number")
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value <= MAX_FLOAT:
             raise self.fail(key, "a finite number above 0")
         return float(value)
 
@@ -66,7 +67,9 @@ class Fields:
         """A list of finite numbers above 0."""
         values = self._value_or(key, None)
         if not isinstance(values, list) or not all(
-            isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and 0 < value <= MAX_FLOAT
             for value in values
         ):
             raise self.fail(key, "a list of finite numbers above 0")

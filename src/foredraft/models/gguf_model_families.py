@@ -6,10 +6,12 @@ tensor's bytes beyond the divisors of rotary frequencies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from foredraft.core.errors import ModelError
 from foredraft.models.fields import Fields
 from foredraft.models.gguf import GGUFFile
 from foredraft.models.rope import Divisors, Linear, Rope, Yarn, yarn_attention_factor
@@ -160,4 +162,8 @@ def _yarn(fields: Fields, factor: float, original: int) -> Yarn:
 
 
 def _divisors(file: GGUFFile, name: str) -> Divisors:
-    return Divisors(tuple(file.tensor(name).flatten().tolist()))
+    values = tuple(file.tensor(name).flatten().tolist())
+    for value in values:
+        if not 0 < value < math.inf:
+            raise ModelError(f"{file.path}: tensor {name} holds {value}, expected numbers above 0")
+    return Divisors(values)

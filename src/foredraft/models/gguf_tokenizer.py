@@ -17,6 +17,7 @@ from foredraft.core.errors import ModelError
 from foredraft.models.gguf import GGUFFile
 from foredraft.models.scored_bpe import scored_bpe
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.models.tokenizer_json import MAX_TOKEN
 from foredraft.models.turn_ends import generation_ends
 
 _PREFIX = "tokenizer.ggml."
@@ -75,6 +76,12 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
     tokens = meta.strings("tokens")
     if len(set(tokens)) != len(tokens):
         raise ModelError(f"{meta.source}: tokenizer.ggml.tokens holds a token twice")
+    longest = max(tokens, key=len, default="")
+    if len(longest) > MAX_TOKEN:
+        raise ModelError(
+            f"{meta.source}: tokenizer.ggml.tokens holds one of {len(longest)} characters, "
+            f"at most {MAX_TOKEN} fit: {longest[:40]!r}..."
+        )
     types = meta.types(len(tokens))
     backend = _MODELS[kind](meta, tokens, types)
     _add_tokens(backend, tokens, types, kind, file.metadata.get("general.architecture"))

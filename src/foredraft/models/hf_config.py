@@ -18,6 +18,7 @@ from foredraft.core.errors import ModelError
 from foredraft.models.config import ModelConfig
 from foredraft.models.fields import Fields
 from foredraft.models.hf_config_families import FAMILIES
+from foredraft.models.untrusted import read_text, unique_keys
 
 MAX_CONFIG_BYTES = 16 * 2**20
 _JSON_NAMES = {
@@ -59,15 +60,10 @@ _HARMLESS = re.compile(
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`. Raises ModelError where it is missing, too large or not one."""
+    text = read_text(path, MAX_CONFIG_BYTES)
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+        value = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ModelError):
-            raise
         raise ModelError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
         kind = _JSON_NAMES.get(type(value), "another value")

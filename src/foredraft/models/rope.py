@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from foredraft.core.errors import ModelError
+
+# Angles are computed in float64: a bounded number at a time beside tables that may be long.
+_ROWS_AT_ONCE = 2**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,13 @@ class Rope:
         frequencies = self.theta**-exponent
         if self.scaling is not None:
             frequencies = self.scaling.apply(frequencies, self.theta)
+        cos = torch.ones(positions, head_dim // 2, dtype=dtype, device=device)
+        sin = torch.zeros_like(cos)
         steps = torch.arange(positions, dtype=torch.float64, device=device)
-        angles = torch.outer(steps, frequencies)
-        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
-        still = (0, (head_dim - rotary_dim) // 2)
-        return pad(cos, still, value=1.0).to(dtype), pad(sin, still).to(dtype)
+        turned = frequencies.numel()
+        for first in range(0, positions, _ROWS_AT_ONCE):
+            rows = slice(first, first + _ROWS_AT_ONCE)
+            angles = torch.outer(steps[rows], frequencies)
+            cos[rows, :turned] = (angles.cos() * self.attention_factor).to(dtype)
+            sin[rows, :turned] = (angles.sin() * self.attention_factor).to(dtype)
+        return cos, sin

@@ -15,9 +15,12 @@ from foredraft.core.errors import ModelError
 from foredraft.models.fields import Fields
 from foredraft.models.hf_config import read_json
 from foredraft.models.tokenizer import Tokenizer
+from foredraft.models.tokenizer_json import read_tokenizer_json
 from foredraft.models.turn_ends import generation_ends
+from foredraft.models.untrusted import read_text
 
 TEMPLATE_FILE = "chat_template.jinja"
+MAX_TEMPLATE_BYTES = 4 * 2**20
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -29,8 +32,9 @@ def tokenizer_from_directory(directory: Path, eos_ids: Sequence[int]) -> Tokeniz
     path = directory / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{directory}: no tokenizer.json (other tokenizer files are not read)")
+    text = read_tokenizer_json(path)
     try:
-        backend = Backend.from_file(str(path))
+        backend = Backend.from_str(text)
     except Exception as error:  # the library raises plain Exception for a damaged file
         raise ModelError(f"{path}: not a valid tokenizer ({error})") from error
     settings = directory / "tokenizer_config.json"
@@ -74,16 +78,11 @@ def _named_tokens(values: Mapping[str, Any]) -> dict[str, str]:
 def _template(directory: Path, values: Mapping[str, Any]) -> str | None:
     path = directory / TEMPLATE_FILE
     if path.exists():
-        try:
-            return path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
-        except UnicodeDecodeError as error:
-            raise ModelError(f"{path}: not UTF-8 text (byte {error.start})") from error
+        return read_text(path, MAX_TEMPLATE_BYTES)
     template = values.get("chat_template")
     if isinstance(template, list):  # several by name
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[0].get("template") if named else None
     if template is not None and not isinstance(template, str):
         raise ModelError(f"{directory}: chat_template in tokenizer_config.json is no string")
     return template

@@ -24,26 +24,12 @@ def checkpoint(tmp_path: Path) -> Path:
     return write_tiny_checkpoint(tmp_path / "model")
 
 
-def reported(reason: str) -> Any:
-    """A fault that is known and not mended yet."""
-    return pytest.mark.xfail(strict=True, reason=reason)
+def table(cases: dict[str, tuple[Any, str]]) -> list[Any]:
+    """Parameters `(value, complaint)`."""
+    return [pytest.param(*case, id=kind) for kind, case in cases.items()]
 
 
-def table(cases: dict[str, tuple[Any, ...]]) -> list[Any]:
-    """Parameters `(value, complaint)`; a mark may follow them."""
-    return [
-        pytest.param(*case[:2], id=kind, marks=case[2:] if len(case) > 2 else ())
-        for kind, case in cases.items()
-    ]
-
-
-OVERFLOW = reported("an integer beyond every float is asked whether it is finite")
-TABLES_FIRST = reported("tables of cosines are allocated before the tensors' shapes are checked")
-NOT_CUT = reported("a value from the file is shown as it is, however long or strange")
-BLOCKS = pytest.mark.xfail(run=False, reason="opened without asking what it is, for ever")
-WHOLE = reported("a template is read whole before its size is asked")
-
-CONFIGS: dict[str, tuple[Any, ...]] = {
+CONFIGS: dict[str, tuple[Any, str]] = {
     "a huge vocabulary": ({"vocab_size": 10**30}, "vocab_size is 1000000000000000000000000000000;"),
     "a vocabulary that is not there": ({"vocab_size": 2**31}, r"expected \[2147483648, 32\]"),
     "a negative vocabulary": ({"vocab_size": -1}, "vocab_size is -1; expected an integer from 1"),
@@ -62,46 +48,30 @@ CONFIGS: dict[str, tuple[Any, ...]] = {
     "an infinite epsilon": ({"rms_norm_eps": INF}, "rms_norm_eps is inf; expected a finite"),
     "an epsilon of 0": ({"rms_norm_eps": 0}, "rms_norm_eps is 0; expected a finite number above 0"),
     "an epsilon of text": ({"rms_norm_eps": LONG}, r"rms_norm_eps is 'x+\.\.\.; expected a number"),
-    "an epsilon beyond every float": (
-        {"rms_norm_eps": 10**400},
-        "rms_norm_eps is 1000.*expected",
-        OVERFLOW,
-    ),
-    "a base beyond every float": (
-        {"rope_theta": 10**400},
-        "rope_theta is 1000.*expected",
-        OVERFLOW,
-    ),
+    "an epsilon beyond every float": ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000.*expected"),
+    "a base beyond every float": ({"rope_theta": 10**400}, "rope_theta is 1000.*expected"),
     "a negative base": ({"rope_theta": -1.0}, "rope_theta is -1.0; expected a finite number above"),
-    "a huge head": (
-        {"head_dim": 2**40},
-        r"has shape \[32, 32\], expected \[4398046511104, 32\]",
-        TABLES_FIRST,
-    ),
+    "a huge head": ({"head_dim": 2**40}, "head_dim is 1099511627776"),
     "an odd head": ({"head_dim": 7}, "head_dim is 7"),
     "no architecture": ({"architectures": None}, "architectures is None; expected a list with one"),
     "two architectures": ({"architectures": ["a", "b"]}, r"architectures is \['a', 'b'\]"),
     "an object as architecture": ({"architectures": [{}]}, r"architectures is \[\{\}\]; expected"),
-    "a long architecture": ({"architectures": [LONG]}, "architecture 'xx", NOT_CUT),
+    "a long architecture": ({"architectures": [LONG]}, "architecture 'xx"),
     "an architecture of two lines": ({"architectures": ["a\nb"]}, r"architecture 'a\\nb' is"),
     "half a surrogate pair": ({"architectures": ["\ud800"]}, r"architecture '\\ud800' is not sup"),
     "layers of no type": ({"layer_types": 5}, "layer_types is 5; expected"),
     "layers of many types": ({"layer_types": [[[]]]}, r"layer_types is \[\[\[\]\]\]; expected"),
-    "quantised by a long name": (
-        {"quantization_config": {"quant_method": LONG}},
-        "quantiz",
-        NOT_CUT,
-    ),
+    "quantised by a long name": ({"quantization_config": {"quant_method": LONG}}, "quantiz"),
     "a type that is a list": ({"torch_dtype": ["float32"]}, r"torch_dtype is \['float32'\]"),
     "a scaling that is a list": ({"rope_scaling": [1]}, r"rope_scaling is \[1\]; expected"),
     "a scaling that is no number": (
         {"rope_scaling": {"rope_type": "linear", "factor": NAN}},
         "factor is nan; expected a finite number above 0",
     ),
-    "a scaling of a long key": ({"rope_scaling": {LONG: 1}}, "unknown keys", NOT_CUT),
-    "an unknown key of two lines": ({"hidden\nsize": 1}, "hidden.*size.* may change", NOT_CUT),
-    "an unknown key that is long": ({"hidden" + LONG: 1}, "hidden", NOT_CUT),
-    "unknown keys without end": ({f"hidden_{i}": 1 for i in range(9999)}, "hidden_0", NOT_CUT),
+    "a scaling of a long key": ({"rope_scaling": {LONG: 1}}, "unknown keys"),
+    "an unknown key of two lines": ({"hidden\nsize": 1}, "hidden.*size.* may change"),
+    "an unknown key that is long": ({"hidden" + LONG: 1}, "hidden"),
+    "unknown keys without end": ({f"hidden_{i}": 1 for i in range(9999)}, "hidden_0"),
     "a negative end": ({"eos_token_id": -1}, "eos_token_id is -1; expected a token id"),
     "an end outside": ({"eos_token_id": 10**30}, "special token id 1000000000000000000"),
     "an end of text": ({"eos_token_id": LONG}, "eos_token_id is 'xxx"),
@@ -132,7 +102,7 @@ def test_a_model_with_state_that_cannot_be_rolled_back_is_refused(
     refusal(path, f"architecture '{architecture}' is not supported", lambda p: load_model(p.parent))
 
 
-TEXTS: dict[str, tuple[Any, ...]] = {
+TEXTS: dict[str, tuple[Any, str]] = {
     "empty": (b"", "not valid JSON"),
     "zeros": (bytes(100), "not valid JSON"),
     "a list": (b"[]", "holds a list, expected a JSON object"),
@@ -158,14 +128,13 @@ def test_a_file_that_is_no_json_object_is_refused(
 
 
 @pytest.mark.timeout(60)
-@reported("of two equal keys in a JSON object the last wins")
 def test_a_key_twice_is_refused(checkpoint: Path, refusal: Callable[..., str]) -> None:
     path = checkpoint / "config.json"
     path.write_text(path.read_text().replace("{", '{"vocab_size": 32, ', 1))
     refusal(checkpoint, "'vocab_size' appears twice")
 
 
-SETTINGS: dict[str, tuple[Any, ...]] = {
+SETTINGS: dict[str, tuple[Any, str]] = {
     "a template that is a number": ({"chat_template": 5}, "chat_template .* is no string"),
     "a default template that is a number": (
         {"chat_template": [{"name": "default", "template": 1}]},
@@ -241,7 +210,7 @@ def change_tokenizer(checkpoint: Path, change: Callable[[dict[str, Any]], Any]) 
     path.write_text(json.dumps(values))
 
 
-VOCABULARIES: dict[str, tuple[Any, ...]] = {
+VOCABULARIES: dict[str, tuple[Any, str]] = {
     "a token beyond the rows": (
         lambda v: v["model"]["vocab"].update(more=32),
         "tokenizer has 33 tokens, the model 32",
@@ -298,9 +267,7 @@ FILES = (
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "file", [file if file == SINGLE else pytest.param(file, marks=BLOCKS) for file in FILES]
-)
+@pytest.mark.parametrize("file", FILES)
 def test_a_pipe_for_a_file_is_never_waited_for(
     checkpoint: Path, refusal: Callable[..., str], file: str
 ) -> None:
@@ -310,9 +277,7 @@ def test_a_pipe_for_a_file_is_never_waited_for(
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "file", [pytest.param(file, marks=WHOLE) if "jinja" in file else file for file in FILES]
-)
+@pytest.mark.parametrize("file", FILES)
 def test_a_sparse_file_is_not_read_to_its_end(
     checkpoint: Path, refusal: Callable[..., str], file: str
 ) -> None:
