@@ -1,6 +1,6 @@
 """Tables drawn by hypothesis: laws of the prefix with zeros, ties, peaks and disjoint supports.
 
-`make test` draws few; `make soak` draws the number that issue and docs state.
+`make test` draws few tables for each test, `make soak` `SOAK_CASES`.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ from foredraft.engine.scheduler import Scheduled
 from foredraft.kernels.interface import Segment
 from foredraft.models.interface import FlatBatch
 
+Reply = int | Tensor | BadRow  # what the target says at a node: its own token, or its law
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -146,13 +148,14 @@ def _by_own_token(window: Window) -> bool:
 
 def _answers(
     windows: Sequence[Window], logits: Tensor, row_math: RowMath
-) -> list[Callable[[int], Any]]:
-    """Per window, what the target says at a node: its own token, or its law."""
+) -> list[Callable[[int], Reply]]:
+    """Per window, what the target says at a node, as its rule asks for it."""
     best = _best_ids(windows, logits, row_math)
-    answers: list[Callable[[int], Any]] = []
+    answers: list[Callable[[int], Reply]] = []
     for window in windows:
+        decide: Callable[[Window, Tensor, int], Reply]
         if not _by_own_token(window):
-            decide: Callable[..., Any] = _law
+            decide = _law
         elif best is None or not window.request.sampler.plain_argmax:
             decide = _own_token
         else:
@@ -172,8 +175,8 @@ def _best_ids(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> l
 
 
 def _judged(
-    decide: Callable[[Window, Tensor, int], Any], window: Window, logits: Tensor, node: int
-) -> Any:
+    decide: Callable[[Window, Tensor, int], Reply], window: Window, logits: Tensor, node: int
+) -> Reply:
     """`decide`, with what makes a row unusable told apart from every other failure."""
     try:
         return decide(window, logits, node)

@@ -1,8 +1,9 @@
 """What tests of foredraft need, public: scripted drafters, tiny random models, exact laws of rules.
 
 `drafters`: drafters that follow a script. `requests`: what a drafter is asked. `models`: tiny
-random targets. `law`, `tables` and `mutants`: what an acceptance rule emits, exactly, and wrong
-rules that must be caught.
+random targets. `law`, over `branches`, `draft_sources` and `tables`: what an acceptance rule emits,
+exactly; `mutants`, `tree_mutants` and `block_mutants`: wrong rules that must be caught; `rules`:
+the table of rules.
 """
 
 from foredraft.testing.drafters import (
@@ -16,10 +17,12 @@ from foredraft.testing.drafters import (
     RoutingDrafter,
     SelfDrafter,
     SkewedDrafter,
+    SkewedTreeDrafter,
     TreeDrafter,
     WrongAtDrafter,
 )
 from foredraft.testing.models import target_logits, tiny_model, write_tiny_checkpoint
+from foredraft.testing.pairs import TinyPair, tiny_noisy_pair, tiny_pair
 from foredraft.testing.requests import draft_request
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "RoutingDrafter",
     "SelfDrafter",
     "SkewedDrafter",
+    "SkewedTreeDrafter",
     "TinyPair",
     "TreeDrafter",
     "WrongAtDrafter",

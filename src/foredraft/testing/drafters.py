@@ -1,6 +1,7 @@
 """All drafters for tests, by one name: scripted ones, sampled ones, and wrappers around others."""
 
 from foredraft.testing.sampled_drafters import SelfDrafter, SkewedDrafter
+from foredraft.testing.sampled_trees import SkewedTreeDrafter
 from foredraft.testing.scripted_drafters import (
     EmptyDrafter,
     FixedDrafter,
@@ -32,6 +33,7 @@ __all__ = [
     "ScriptedDrafter",
     "SelfDrafter",
     "SkewedDrafter",
+    "SkewedTreeDrafter",
     "TreeDrafter",
     "WrappingDrafter",
     "WrongAtDrafter",
