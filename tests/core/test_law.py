@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foredraft.core.acceptance import BadRow
+from foredraft.core.trees import chain
 from foredraft.testing.closed_forms import maximal_acceptance
 from foredraft.testing.draft_sources import (
     DraftSource,
@@ -122,6 +123,29 @@ def test_drawn_trees_of_uneven_shape(siblings: SiblingLaw, pair: tuple[Law, Law]
 def test_fixed_trees(rule: Rule, target: Law, parents: tuple[int, ...], tokens: list[int]) -> None:
     """Any tokens, equal siblings too."""
     assert_exact(rule, target, fixed_draft(tokens[: len(parents)], parents), 3)
+
+
+@cases(40)
+@given(
+    laws(4, 2),
+    st.sampled_from([chain(2).parents, regular_tree(2, 2), UNEVEN]),
+    st.lists(st.integers(0, 3), min_size=6, max_size=6),
+)
+def test_at_temperature_zero_one_path_is_left(
+    table: Law, parents: tuple[int, ...], tokens: list[int]
+) -> None:
+    """The argmax after each prefix, ties to the lowest id, whatever is drafted."""
+
+    def target(prefix: tuple[int, ...]) -> Tensor:
+        row = table(prefix)
+        return torch.zeros_like(row).index_fill(0, row.argmax(), 1.0)
+
+    plain: tuple[int, ...] = ()
+    while len(plain) < 3:
+        plain = (*plain, int(table(plain).argmax()))
+    source = fixed_draft(tokens[: len(parents)], parents)
+    for rule in (sample_and_match, exact_rejection):
+        assert sequence_law(rule, target, source, 3) == {plain: 1.0}
 
 
 # Tables by kind, so that each pair of kinds is met whatever hypothesis draws.
