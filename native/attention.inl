@@ -188,9 +188,14 @@ void merge(float* into, const float* parts, int64_t stride, int64_t width, int q
   }
 }
 
-void write_result(const float* part, int64_t dim, int64_t width, float* out) {
-  for (int64_t d = 0; d < dim; d += 16)
-    store_first(out + d, div(load(part + d), broadcast(part[width + 1])), between(dim - d, 0, 16));
+void write_results(const Walk& w, const float* partials, int64_t stride) {
+  const int64_t dim = w.a.cache.dim, width = padded(dim);
+  for (int head = 0; head < w.heads; ++head)
+    for (int q = 0; q < w.queries; ++q, partials += stride) {
+      float* out = w.a.out + w.flat(head, q) * dim;
+      for (int64_t d = 0; d < dim; d += 16)
+        store_first(out + d, div(load(partials + d), broadcast(partials[width + 1])), between(dim - d, 0, 16));
+    }
 }
 
 QueryTile make_tile(const AttentionArgs& a, float* scratch) {
@@ -209,8 +214,8 @@ QueryTile make_tile(const AttentionArgs& a, float* scratch) {
   return t;
 }
 
-// The spans first_span .. last_span - 1 of a task's queries: merged and written to the output, or, where task.partials is given, left
-// there as [span][head][query] for merge_attention.
+// The spans first_span .. last_span - 1 of a task's queries: merged and written to the output, or left as [span][head][query] in
+// task.partials for merge_attention.
 void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch) {
   const Walk w{a,
                task,
@@ -236,24 +241,21 @@ void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch
       if (shared.size != 0) visit_shared(w, t, block, shared);
       visit_own(w, t, block, own);
     }
-    if (task.partials != nullptr) {
-      float* out = task.partials + (span - task.first_span) * queries * t.stride;
-      copy_partial(out, t.sums, queries * t.stride);
-      continue;
-    }
-    if (span == first_span)
+    if (task.partials != nullptr && !task.merged)
+      copy_partial(task.partials + (span - task.first_span) * queries * t.stride, t.sums, queries * t.stride);
+    else if (span == first_span)
       copy_partial(t.merged, t.sums, queries * t.stride);
     else
       merge(t.merged, t.sums, t.stride, t.width, queries);
   }
-  if (task.partials != nullptr) return;
-  for (int head = 0; head < w.heads; ++head)
-    for (int q = 0; q < w.queries; ++q)
-      write_result(t.merged + (head * w.queries + q) * t.stride, t.dim, t.width, a.out + w.flat(head, q) * t.dim);
+  if (task.partials == nullptr)
+    write_results(w, t.merged, t.stride);
+  else if (task.merged)
+    copy_partial(task.partials, t.merged, queries * t.stride);
 }
 
-// The end of a task that was shared out by spans: its partial results [span][head][query], merged in place and written.
-void merge_attention(const AttentionArgs& a, const AttentionTask& task) {
+// The end of a task that was shared out by spans: `count` partial results of each query, merged in place and written.
+void merge_attention(const AttentionArgs& a, const AttentionTask& task, int64_t count) {
   const Walk w{a,
                task,
                a.plan->segments[task.segment],
@@ -262,11 +264,8 @@ void merge_attention(const AttentionArgs& a, const AttentionTask& task) {
                task.last_query - task.first_query};
   const int64_t stride = partial_floats(a.cache.dim), width = padded(a.cache.dim);
   const int queries = w.heads * w.queries;
-  for (int64_t span = 1; span < task.last_span - task.first_span; ++span)
-    merge(task.partials, task.partials + span * queries * stride, stride, width, queries);
-  for (int head = 0; head < w.heads; ++head)
-    for (int q = 0; q < w.queries; ++q)
-      write_result(task.partials + (head * w.queries + q) * stride, a.cache.dim, width, a.out + w.flat(head, q) * a.cache.dim);
+  for (int64_t i = 1; i < count; ++i) merge(task.partials, task.partials + i * queries * stride, stride, width, queries);
+  write_results(w, task.partials, stride);
 }
 
 }  // namespace

@@ -39,7 +39,10 @@ struct AttentionTask {
   int32_t first_head, last_head;    // key heads
   int32_t first_query, last_query;  // at most kMaxTaskQueries with all heads together
   int32_t first_span, last_span;
-  float* partials;  // null: merge the spans and write the output
+  // Null: merge the spans and write the output. Otherwise partial results are left here, one for each span, or one of all spans where
+  // these are merged already: only the first spans of a segment can be, since spans are merged in order.
+  float* partials;
+  bool merged;
 };
 
 struct PlanView;  // plan_view.h
@@ -84,7 +87,7 @@ struct KernelTable {
   void (*soft_cap)(const float* x, float cap, float* out, int64_t n);
   void (*rope_and_store)(const RopeArgs&, int64_t first_row, int64_t last_row);
   void (*attention)(const AttentionArgs&, const AttentionTask&, float* scratch);
-  void (*merge_attention)(const AttentionArgs&, const AttentionTask&);
+  void (*merge_attention)(const AttentionArgs&, const AttentionTask&, int64_t count);
   int64_t (*attention_scratch)(int64_t dim);  // floats
   int64_t (*partial_floats)(int64_t dim);
   int64_t (*argmax_float)(const float* row, int64_t n);

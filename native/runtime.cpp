@@ -38,10 +38,10 @@ Runtime::Runtime(int threads, const std::string& instruction_set)
 void Runtime::linear(const PackedWeight& w, const float* x, int64_t rows, int64_t k, const float* residual, float* out) const {
   if (k != w.k()) refuse("rows of " + std::to_string(k) + " numbers do not fit a weight of " + std::to_string(w.k()) + " columns");
   if (w.panel() != table_->panel) refuse("the weight was packed for another instruction set");
-  const LinearArgs args{x, w.data(), w.bias(), residual, out, rows, w.n(), k, w.bf16()};
-  const int64_t panels = w.panels(), pieces = std::min(panels, int64_t{ThreadPool::kMaxTasks});
   // Weights are used in the order in which they were packed, and lie in it.
   if (rows <= table_->max_tile_rows) pool_->expect(static_cast<const char*>(w.data()) + w.bytes(), w.bytes());
+  const LinearArgs args{x, w.data(), w.bias(), residual, out, rows, w.n(), k, w.bf16()};
+  const int64_t panels = w.panels(), pieces = std::min(panels, int64_t{ThreadPool::kMaxTasks});
   pool_->parallel_runs(static_cast<int>(pieces), [&](int first, int last) {
     table_->linear(args, panels * first / pieces, panels * last / pieces);
   });
@@ -97,9 +97,16 @@ void Runtime::rope_and_store(const Plan& plan, RopeArgs args, int64_t rows, int6
 
 namespace {
 
-// The tasks of one pass of attention, and those whose spans were shared out and must be merged afterwards.
+// Queries of a segment whose spans are shared out, and how many partial results each of them gets; 0 where one task does all spans.
+struct Merge {
+  AttentionTask task;
+  int64_t count;
+};
+
+// The tasks of one pass of attention, and what is to be merged afterwards.
 struct AttentionWork {
-  std::vector<AttentionTask> tasks, merges;
+  std::vector<AttentionTask> tasks;
+  std::vector<Merge> merges;
   AlignedFloats partials;
 };
 
@@ -122,35 +129,41 @@ void add_tall(AttentionWork& work, int32_t segment, int32_t kv_heads, int64_t qu
   for (int64_t p = pieces - 1; p >= 0; --p)
     for (int32_t h = 0; h < kv_heads; ++h)
       work.tasks.push_back({segment, h, h + 1, static_cast<int32_t>(queries * p / pieces),
-                            static_cast<int32_t>(queries * (p + 1) / pieces), spans.first, spans.last, nullptr});
+                            static_cast<int32_t>(queries * (p + 1) / pieces), spans.first, spans.last, nullptr, false});
 }
 
 // Few rows: every key is read once, for all queries and heads together, and the spans are shared out.
 void add_wide(AttentionWork& work, int32_t segment, int32_t kv_heads, int32_t queries, const Spans& spans) {
   const int32_t together = std::min(kv_heads, kMaxTaskQueries / queries);
   for (int32_t h = 0; h < kv_heads; h += together)
-    work.merges.push_back({segment, h, std::min(h + together, kv_heads), 0, queries, spans.first, spans.last, nullptr});
+    work.merges.push_back({{segment, h, std::min(h + together, kv_heads), 0, queries, spans.first, spans.last, nullptr, false}, 0});
 }
 
-// Gives every shared-out task its room for partial results, and cuts it into about `pieces` runs of spans: a run reads memory forward.
+// Cuts every shared-out task into about `pieces` runs of spans (a run reads memory forward) and gives it its room for partial results.
 void place_partials(AttentionWork& work, int64_t stride, int64_t pieces) {
   int64_t total = 0;
-  for (const AttentionTask& m : work.merges)
-    total += int64_t{m.last_span - m.first_span} * (m.last_head - m.first_head) * m.last_query * stride;
+  for (Merge& m : work.merges) {
+    const int64_t spans = m.task.last_span - m.task.first_span, runs = std::min(pieces, spans);
+    m.count = runs == 1 ? 0 : 1 + spans - spans / runs;  // the first run leaves one
+    total += m.count * (m.task.last_head - m.task.first_head) * m.task.last_query * stride;
+  }
   float* room = work.partials.room(total);
-  for (AttentionTask& m : work.merges) {
-    m.partials = room;
-    const int64_t spans = m.last_span - m.first_span;
-    const int64_t runs = std::min<int64_t>(pieces, spans);
-    const int64_t span_floats = int64_t{m.last_head - m.first_head} * m.last_query * stride;
+  for (Merge& m : work.merges) {
+    const int64_t spans = m.task.last_span - m.task.first_span, runs = std::min(pieces, spans);
+    const int64_t partial = (m.task.last_head - m.task.first_head) * m.task.last_query * stride;
+    m.task.partials = runs == 1 ? nullptr : room;
     for (int64_t run = 0; run < runs; ++run) {
-      AttentionTask one = m;
-      one.first_span = static_cast<int32_t>(m.first_span + spans * run / runs);
-      one.last_span = static_cast<int32_t>(m.first_span + spans * (run + 1) / runs);
-      one.partials = room + spans * run / runs * span_floats;
+      AttentionTask one = m.task;
+      const int64_t first = spans * run / runs, last = spans * (run + 1) / runs;
+      one.first_span = static_cast<int32_t>(m.task.first_span + first);
+      one.last_span = static_cast<int32_t>(m.task.first_span + last);
+      one.merged = run == 0;
+      if (runs != 1) {
+        one.partials = room;
+        room += (run == 0 ? 1 : last - first) * partial;
+      }
       work.tasks.push_back(one);
     }
-    room += spans * span_floats;
   }
 }
 
@@ -186,7 +199,8 @@ void Runtime::attention(const Plan& plan, AttentionArgs args, int64_t rows) cons
     pool_->parallel(static_cast<int>(tasks.size()), one);
   else
     for (size_t task = 0; task < tasks.size(); ++task) one(static_cast<int>(task));
-  for (const AttentionTask& task : work.merges) table_->merge_attention(args, task);
+  for (const Merge& merge : work.merges)
+    if (merge.count != 0) table_->merge_attention(args, merge.task, merge.count);
 }
 
 void Runtime::move_slots(const CacheView& c, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) const {
