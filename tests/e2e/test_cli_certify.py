@@ -16,7 +16,7 @@ from foredraft.cli.certify import CheckTable
 from foredraft.cli.main import main
 from foredraft.core import rejection
 
-SMALL = ["--draws", "1000", "--max-tokens", "8"]
+SMALL = ["--draws", "1000", "--max-tokens", "6"]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,16 @@ def test_a_wrong_rule_fails_with_a_table_and_code_1(
     table = capsys.readouterr().out
     assert "FAILED" in table
     assert "checks FAILED" in table.splitlines()[-1]
+
+
+def test_a_lossy_rule_is_refused_at_once_and_plainly(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.dumps({"method": "ngram", "rejection_sample_method": "typical"})
+    plot = tmp_path / "certificate.png"
+    assert main(["certify", str(tiny), "--speculative-config", config, "--plot", str(plot)]) == 1
+    assert "lossy" in capsys.readouterr().out
+    assert plot.exists()
 
 
 def test_mistakes_are_one_line(

@@ -34,7 +34,7 @@ from foredraft.engine import step
 from foredraft.testing.drafters import EmptyDrafter, RepeatDrafter, TreeDrafter
 from foredraft.testing.pairs import tiny_noisy_pair
 
-PROMPTS = {"one": [3, 4, 5, 6], "two": [7, 8, 7, 8, 7]}
+PROMPTS = {"one": [3, 4, 5, 6], "two": [6, 7, 6, 7, 6]}
 DRAWS = 1000
 FEW = LawSettings(draws=DRAWS)
 PLAIN, NUCLEUS = (LawSettings(settings=[setting], draws=DRAWS) for setting in SETTINGS)
@@ -56,8 +56,8 @@ def pair(models):
     return Pair(target, DraftModelDrafter(draft, target), 3, "standard")
 
 
-def law_verdicts(pair, settings):
-    results = check_laws(pair, PROMPTS, settings, silent)
+def law_verdicts(pair, settings, prompts=PROMPTS):
+    results = check_laws(pair, prompts, settings, silent)
     return [*judge(results.tests, settings.family_error), *results.checks]
 
 
@@ -213,6 +213,26 @@ def test_a_fixed_draft_needs_its_residual(models, monkeypatch):
         monkeypatch.undo()
 
 
+def test_block_verification_passes_and_fails_where_acceptance_coins_belong_to_positions(
+    monkeypatch,
+):
+    """Coins that a block looked at and rejected come up again one position later."""
+    target, draft = tiny_noisy_pair(3, noise=0.5, vocab_size=8, sharpness=1.0)
+    pair = Pair(target, DraftModelDrafter(draft, target), 2, "block")
+    settings = LawSettings(settings=[Setting("blocks", 1.0, width=2, length=3)], draws=1536)
+    prompts = {"one": [3, 4, 5, 6]}
+    assert failed(law_verdicts(pair, settings, prompts)) == []
+    coin = coins.coin
+
+    def by_position(seed, position, stream, index=0):
+        if stream == coins.ACCEPT:
+            return coin(seed, position + index, stream)
+        return coin(seed, position, stream, index)
+
+    monkeypatch.setattr(coins, "coin", by_position)
+    assert "law, blocks, tokens 1 and 2" in failed(law_verdicts(pair, settings, prompts))
+
+
 def test_without_draws_that_many_are_made_as_the_stated_power_needs(pair):
     loose = (Setting("loose", 0.8, variation=0.2),)
     results = check_laws(pair, PROMPTS, LawSettings(settings=loose), silent)
@@ -280,6 +300,18 @@ def test_configurations_are_honoured_or_refused(models):
     def run(**config):
         return certify(target, items, CertifySettings(config, 4, FEW), silent)
 
+    lossy = run(method="ngram", rejection_sample_method="typical")
+    assert not lossy.passed
+    assert len(lossy.checks) == 1
+    assert "typical acceptance changes the distribution" in lossy.checks[0].detail
+    synthetic = {"num_speculative_tokens": 2, "synthetic_acceptance_length": 2.5}
+    lossy = run(method="ngram", rejection_sample_method="synthetic", **synthetic)
+    assert (lossy.passed, lossy.facts["rule"]) == (False, "synthetic")
+    with pytest.raises(ConfigError, match=r"must be in 1\.\.3 with 2"):
+        run(
+            method="ngram", rejection_sample_method="synthetic",
+            num_speculative_tokens=2, synthetic_acceptance_length=4.0,
+        )  # fmt: skip
     with pytest.raises(ConfigError, match="plain decoding needs no certificate"):
         run(method="ngram", num_speculative_tokens=0)
     with pytest.raises(ConfigError, match="unknown speculative method"):

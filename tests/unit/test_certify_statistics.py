@@ -142,9 +142,16 @@ def test_pooling_loses_little_of_what_mutants_do():
 
 def test_ranks_are_uniform_with_ties_and_a_token_beyond_the_law_is_last():
     law = torch.tensor([0.1, 0.4, 0.1, 0.0, 0.4], dtype=torch.float64)
-    assert rank_interval(law, 1) == rank_interval(law, 4) == pytest.approx((0.0, 0.8))
-    assert rank_interval(law, 0) == rank_interval(law, 2) == pytest.approx((0.8, 0.2))
-    assert rank_interval(law, 3) == pytest.approx((1.0, 0.0))
+    assert rank_interval(law, 1, None) == rank_interval(law, 4, None) == pytest.approx((0.0, 0.8))
+    assert rank_interval(law, 0, None) == rank_interval(law, 2, None) == pytest.approx((0.8, 0.2))
+    assert rank_interval(law, 3, None) == pytest.approx((1.0, 0.0))
+
+
+def test_ranks_follow_the_drafts_law_where_it_is_known():
+    law = torch.tensor([0.1, 0.4, 0.1, 0.0, 0.4], dtype=torch.float64)
+    draft = torch.tensor([0.0, 0.0, 0.8, 0.0, 0.2])
+    found = [rank_interval(law, token, draft) for token in (2, 4, 1, 0)]
+    assert found == [pytest.approx(x) for x in ((0.0, 0.1), (0.1, 0.4), (0.5, 0.4), (0.9, 0.1))]
 
 
 def simulated(p, q, draws, mutant):

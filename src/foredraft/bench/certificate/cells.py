@@ -79,13 +79,19 @@ def pool(target_probs: Tensor, draft_probs: Tensor) -> Cells:
     return Cells(of_token, probs, tokens)
 
 
-def rank_interval(probs: Tensor, token: int) -> tuple[float, float]:
-    """`(above, mass)`: the mass of what is likelier than `token`, and of what is as likely.
+def rank_interval(probs: Tensor, token: int, draft_probs: Tensor | None) -> tuple[float, float]:
+    """`(above, mass)`: the mass of what ranks before `token`, and of what ranks with it.
 
-    If `token` is drawn from `probs` `[V]`, then `above + v mass` is uniform on (0, 1) for a v that
-    is: the probability integral transform in order of rank, with ties shared out. A token that
-    cannot be drawn gives (1, 0).
+    If `token` is drawn from p = `probs` `[V]`, then `above + v mass` is uniform on (0, 1) for a v
+    that is: the probability integral transform, with ties shared out. The order is that of `pool`:
+    by q / p where the draft's law q = `draft_probs` is known, then by p. A token that cannot be
+    drawn has no mass.
     """
     likely = probs[token]
-    above = float(probs[probs > likely].sum())
-    return above, float(likely) * int((probs == likely).sum())
+    first, same = probs > likely, probs == likely
+    if draft_probs is not None:
+        ratios = draft_probs.to(probs.dtype) / probs.clamp(min=1e-300)
+        ratio = ratios[token]
+        equal = ratios == ratio
+        first, same = (ratios > ratio) | (equal & first), equal & same
+    return float(probs[first].sum()), float(likely) * int(same.sum())

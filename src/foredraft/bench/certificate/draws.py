@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foredraft.bench.certificate.cells import RANK_CELLS, rank_interval
 from foredraft.bench.certificate.remember import RememberedModel
@@ -26,6 +27,7 @@ from foredraft.models.load import LoadedModel
 from foredraft.testing.wrapping_drafters import WrappingDrafter
 
 GROUP = 512  # draws that are one request's completions; all of those made with every pass computed
+MOST_CLAIMS = 256  # laws of drafts that are kept, 50 MB for a vocabulary of 49,152
 AT_ONCE = 8  # requests in the engine together: more rows than fit a CPU cache cost more
 
 Sequences = list[tuple[int, ...]]
@@ -112,6 +114,8 @@ class Draws:
     sequences: Sequences = field(default_factory=list)
     # [width][RANK_CELLS] of draft tokens, by rank in the law that the drafter claims
     draft_ranks: list[list[int]] = field(default_factory=list)
+    # What the drafter claimed after some suffixes of the base: a law `[V]`, or its one token.
+    claims: Mapping[tuple[int, ...], Tensor | int] = field(default_factory=dict)
     accepted: Counter[int] = field(default_factory=Counter)  # drafts with exactly j accepted
 
     @property
@@ -121,28 +125,38 @@ class Draws:
 
 
 class DraftWatcher(WrappingDrafter):
-    """Ranks the tokens of each request's first draft in the law that is claimed for them."""
+    """Keeps the laws that drafts claim, and ranks each request's first draft tokens in them."""
 
     def __init__(self, inner: Drafter, base_length: int, seed: int) -> None:
         super().__init__(inner)
         self._base_length = base_length
         self._generator = torch.Generator().manual_seed(seed)
         self.ranks: list[list[int]] = []
+        self.claims: dict[tuple[int, ...], Tensor | int] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         drafts = super().propose(requests)
         for request, draft in zip(requests, drafts, strict=True):
-            if draft.probs is not None and len(request.tokens) == self._base_length:
-                self._rank(draft)
+            suffix = tuple(request.tokens[self._base_length :])
+            if tuple(draft.parents) == tuple(range(-1, len(draft.tokens) - 1)):
+                self._keep(suffix, draft)
+            if draft.probs is not None and not suffix:
+                self._rank(draft.tokens, draft.probs)
         return drafts
 
-    def _rank(self, draft: Draft) -> None:
-        shares = torch.rand(len(draft.tokens), generator=self._generator).tolist()
-        for i, (token, share) in enumerate(zip(draft.tokens, shares, strict=True)):
+    def _keep(self, suffix: tuple[int, ...], draft: Draft) -> None:
+        for i, token in enumerate(draft.tokens):
+            context = (*suffix, *draft.tokens[:i])
+            if len(self.claims) < MOST_CLAIMS and context not in self.claims:
+                probs = draft.probs
+                self.claims[context] = token if probs is None else probs[i].float().cpu()
+
+    def _rank(self, tokens: Sequence[int], laws: Tensor) -> None:
+        shares = torch.rand(len(tokens), generator=self._generator).tolist()
+        for i, (token, law, share) in enumerate(zip(tokens, laws, shares, strict=True)):
             if i == len(self.ranks):
                 self.ranks.append([0] * RANK_CELLS)
-            assert draft.probs is not None
-            above, mass = rank_interval(draft.probs[i], token)
+            above, mass = rank_interval(law, token, None)
             self.ranks[i][rank_cell(above + share * mass)] += 1
 
 
@@ -171,7 +185,7 @@ def draw_remembered(
         max_num_batched_tokens=AT_ONCE * (setting.width + 1) + len(base),
     )
     draws = _draw(llm, base, setting, count, seed, progress)
-    draws.draft_ranks = watcher.ranks
+    draws.draft_ranks, draws.claims = watcher.ranks, watcher.claims
     return draws
 
 

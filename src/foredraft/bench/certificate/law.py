@@ -26,7 +26,6 @@ from foredraft.bench.certificate.draws import (
     GROUP,
     Draws,
     Pair,
-    Sequences,
     Setting,
     draw_computed,
     draw_remembered,
@@ -59,11 +58,29 @@ class LawSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteResult:
-    """A site with what was drawn there."""
+class Place:
+    """Where to draw under a setting, how often, and with which seed."""
 
     setting: Setting
     site: Site
+    num_draws: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is fixed before anything is drawn for a test."""
+
+    places: Sequence[Place]
+    level: float  # of each test, so that all of them together keep the family's error
+    without: Sequence[Setting]  # settings under which nothing is ever drafted
+
+
+@dataclass(frozen=True, slots=True)
+class SiteResult:
+    """A place with what was drawn there."""
+
+    place: Place
     draws: Draws
 
 
@@ -83,41 +100,59 @@ def check_laws(
 
     At the last site the first draws are made again end to end, with every pass computed.
     """
-    planned = [_planned(pair, prompts, each, settings, progress) for each in settings.settings]
-    found = [(setting, site) for setting, site in planned if site is not None]
-    checks = [_nothing_drafted(setting, len(prompts)) for setting, site in planned if site is None]
-    level = settings.family_error / (1 + sum(_num_tests(*each) for each in found))
+    plan = plan_laws(pair, prompts, settings, progress)
+    checks = [_nothing_drafted(setting, len(prompts)) for setting in plan.without]
     tests: list[LawTest] = []
     results: list[SiteResult] = []
-    for number, (setting, site) in enumerate(found):
-        seed = mix(settings.seed, number + 1)
-        count = settings.draws or _enough(setting, site.cells.num_possible - 1, level)
-        replay, rows = pair.remembering(site.base)
-        show = partial(progress, f"draws, {setting.name}")
-        draws = draw_remembered(replay, site.base, setting, count, seed, show)
-        results.append(SiteResult(setting, site, draws))
-        tests.append(_first_token(results[-1], level))
-        tests += _successive_tokens(results[-1], rows.logits, seed)
-        tests += _draft_laws(results[-1])
+    for place in plan.places:
+        replay, rows = pair.remembering(place.site.base)
+        result = draw_at(replay, place, progress)
+        tests.append(first_token(result, plan.level))
+        tests += _successive_tokens(result, rows.logits)
+        tests += _draft_laws(result)
+        results.append(result)
     if results:
-        end_checks, end_test = _end_to_end(pair, results[-1], seed, progress)
+        end_checks, end_test = _end_to_end(pair, results[-1], progress)
         checks += end_checks
         tests.append(end_test)
     return LawResults(tests, checks, results)
 
 
-def _planned(
-    pair: Pair,
-    prompts: Mapping[str, Sequence[int]],
-    setting: Setting,
-    settings: LawSettings,
-    progress: Progress,
-) -> tuple[Setting, Site | None]:
-    """The setting within the pair's draft length, and its site."""
-    setting = replace(setting, width=min(setting.width, pair.num_speculative_tokens))
-    draws = settings.draws or _enough(setting, TYPICAL_DF, settings.family_error / 10)
-    show = partial(progress, f"choosing a place, {setting.name}")
-    return setting, best_site(pair, prompts, setting, draws, settings.seed, show)
+def plan_laws(
+    pair: Pair, prompts: Mapping[str, Sequence[int]], settings: LawSettings, progress: Progress
+) -> Plan:
+    """A site for each setting, within the pair's draft length, and the draws its power needs."""
+    found: list[tuple[Setting, Site]] = []
+    without = []
+    for each in settings.settings:
+        setting = replace(each, width=min(each.width, pair.num_speculative_tokens))
+        draws = settings.draws or _enough(setting, TYPICAL_DF, settings.family_error / 10)
+        show = partial(progress, f"choosing a place, {setting.name}")
+        site = best_site(pair, prompts, setting, draws, settings.seed, show)
+        if site is None:
+            without.append(setting)
+        else:
+            found.append((setting, site))
+    level = settings.family_error / (1 + sum(_num_tests(*each) for each in found))
+    places = [
+        Place(
+            setting,
+            site,
+            settings.draws or _enough(setting, site.cells.num_possible - 1, level),
+            mix(settings.seed, number + 1),
+        )
+        for number, (setting, site) in enumerate(found)
+    ]
+    return Plan(places, level, without)
+
+
+def draw_at(replay: Pair, place: Place, progress: Progress) -> SiteResult:
+    """The draws of a place, with a pair that remembers its base."""
+    show = partial(progress, f"draws, {place.setting.name}")
+    draws = draw_remembered(
+        replay, place.site.base, place.setting, place.num_draws, place.seed, show
+    )
+    return SiteResult(place, draws)
 
 
 def _nothing_drafted(setting: Setting, num_prompts: int) -> Check:
@@ -139,16 +174,16 @@ def _enough(setting: Setting, df: int, level: float) -> int:
     return GROUP * -(-needed // GROUP)
 
 
-def _first_token(result: SiteResult, level: float) -> LawTest:
+def first_token(result: SiteResult, level: float) -> LawTest:
     """Token by token, rare ones pooled, with what the test can see."""
-    site, draws = result.site, result.draws
+    site, draws = result.place.site, result.draws
     statistic, df, p_value = pearson(site.cells.counts(draws.tokens), site.cells.probs)
     count = len(draws.sequences)
     detail = (
         f"{count} draws at position {len(site.base)} of {site.prompt_id!r}, "
         f"{site.cells.num_possible} cells; {_power(site, df, count, level)}"
     )
-    return LawTest(f"law, {result.setting.name}, token 1", statistic, df, p_value, detail)
+    return LawTest(f"law, {result.place.setting.name}, token 1", statistic, df, p_value, detail)
 
 
 def _power(site: Site, df: int, count: int, level: float) -> str:
@@ -166,12 +201,10 @@ def _power(site: Site, df: int, count: int, level: float) -> str:
     )
 
 
-def _successive_tokens(
-    result: SiteResult, logits: Callable[[Suffix], Tensor], seed: int
-) -> list[LawTest]:
+def _successive_tokens(result: SiteResult, logits: Callable[[Suffix], Tensor]) -> list[LawTest]:
     """Ranks of two tokens in a row, each under the law given those before, are independent."""
-    setting, draws = result.setting, result.draws
-    ranks = _ranks(draws.sequences, logits, setting, seed)
+    setting = result.place.setting
+    ranks = _ranks(result, logits)
     expected = torch.full((GRID * GRID + 1,), 1.0 / (GRID * GRID), dtype=torch.float64)
     expected[-1] = 0.0  # what the target never says
     tests = []
@@ -180,7 +213,7 @@ def _successive_tokens(
         for row in ranks:
             counts[_grid_cell(row[first], row[first + 1])] += 1
         name = f"law, {setting.name}, tokens {first + 1} and {first + 2}"
-        detail = f"{len(ranks)} draws, ranks under the law given the tokens before, in pairs"
+        detail = f"{len(ranks)} draws, ranks under the law given those before, two by two"
         tests.append(LawTest(name, *pearson(counts, expected), detail))
     return tests
 
@@ -191,23 +224,24 @@ def _grid_cell(first: float, second: float) -> int:
     return GRID * rank_cell(first, GRID) + rank_cell(second, GRID)
 
 
-def _ranks(
-    sequences: Sequences, logits: Callable[[Suffix], Tensor], setting: Setting, seed: int
-) -> list[list[float]]:
+def _ranks(result: SiteResult, logits: Callable[[Suffix], Tensor]) -> list[list[float]]:
     """`[N][L]` uniform ranks of the tokens under a true law; `IMPOSSIBLE` where it gives 0."""
+    place, draws = result.place, result.draws
+    sequences = draws.sequences
     following: dict[Suffix, set[int]] = defaultdict(set)
     for sequence in sequences:
         for length, token in enumerate(sequence):
             following[sequence[:length]].add(token)
     intervals: dict[Suffix, tuple[float, float]] = {}
     for prefix in sorted(following):
-        law = target_law(logits(prefix), setting)
+        law = target_law(logits(prefix), place.setting)
+        draft_law = _claimed(draws, prefix, law)
         for token in following[prefix]:
             possible = bool(law[token] > 0)
-            where = rank_interval(law, token) if possible else (IMPOSSIBLE, 0.0)
+            where = rank_interval(law, token, draft_law) if possible else (IMPOSSIBLE, 0.0)
             intervals[(*prefix, token)] = where
-    generator = torch.Generator().manual_seed(seed >> 1)
-    shares = torch.rand(len(sequences), setting.length, generator=generator).tolist()
+    generator = torch.Generator().manual_seed(place.seed >> 1)
+    shares = torch.rand(len(sequences), place.setting.length, generator=generator).tolist()
     return [
         [
             above + share * mass
@@ -219,27 +253,33 @@ def _ranks(
     ]
 
 
+def _claimed(draws: Draws, prefix: Suffix, law: Tensor) -> Tensor | None:
+    """The draft's law after `prefix`, if it was kept; one-hot for a deterministic draft."""
+    claim = draws.claims.get(prefix)
+    if isinstance(claim, int):
+        return torch.zeros_like(law).index_fill_(0, torch.tensor(claim), 1.0)
+    return claim
+
+
 def _draft_laws(result: SiteResult) -> list[LawTest]:
     """Draft tokens by rank in the law that the drafter claims."""
     expected = torch.full((RANK_CELLS,), 1.0 / RANK_CELLS, dtype=torch.float64)
     tests = []
     for index, ranks in enumerate(result.draws.draft_ranks):
         statistic, df, p_value = pearson(torch.tensor(ranks, dtype=torch.float64), expected)
-        name = f"draft law, {result.setting.name}, draft token {index + 1}"
+        name = f"draft law, {result.place.setting.name}, draft token {index + 1}"
         detail = f"{sum(ranks)} drafted tokens, ranks under the law that the drafter claims"
         tests.append(LawTest(name, statistic, df, p_value, detail))
     return tests
 
 
-def _end_to_end(
-    pair: Pair, result: SiteResult, seed: int, progress: Progress
-) -> tuple[list[Check], LawTest]:
+def _end_to_end(pair: Pair, result: SiteResult, progress: Progress) -> tuple[list[Check], LawTest]:
     """The first draws again, with every pass computed: the same tokens, and the target's law."""
-    site, setting = result.site, result.setting
+    site, setting = result.place.site, result.place.setting
     remembered = result.draws.sequences[:GROUP]
     count = len(remembered)
     show = partial(progress, "draws end to end")
-    draws = draw_computed(pair, site.base, setting, count, seed, show)
+    draws = draw_computed(pair, site.base, setting, count, result.place.seed, show)
     statistic, df, p_value = pearson(site.cells.counts(draws.tokens), site.cells.probs)
     detail = f"{count} draws through the engine, every pass computed"
     test = LawTest(f"law end to end, {setting.name}", statistic, df, p_value, detail)

@@ -44,7 +44,7 @@ def certificate_png(certificate: Certificate, token_text: Callable[[int], str]) 
     for result in certificate.sites:
         accepted = result.draws.accepted
         histogram = [accepted[j] for j in range(max(accepted, default=-1) + 1)]
-        curves[f"draws, {result.setting.name}"] = by_position([histogram])
+        curves[f"draws, {result.place.setting.name}"] = by_position([histogram])
     _plot_acceptance(axes[-1], curves)
     target = io.BytesIO()
     figure.savefig(target, format="png", dpi=120)
@@ -53,7 +53,7 @@ def certificate_png(certificate: Certificate, token_text: Callable[[int], str]) 
 
 def _plot_law(axes: Axes, result: SiteResult, token_text: Callable[[int], str]) -> None:
     """Observed frequencies of the first token's cells beside the expected ones."""
-    site, draws = result.site, result.draws
+    site, draws = result.place.site, result.draws
     cells = range(site.cells.num_possible)
     count = len(draws.sequences)
     expected = site.cells.probs[: len(cells)]
@@ -65,7 +65,7 @@ def _plot_law(axes: Axes, result: SiteResult, token_text: Callable[[int], str]) 
     axes.errorbar(list(cells), expected.tolist(), spread.tolist(), label=label, **marks)
     names = [_label(token_text, site.cells.tokens.get(cell)) for cell in cells]
     axes.set_xticks(list(cells), names, rotation=60, ha="right", fontsize=7)
-    axes.set_title(f"{result.setting.name}: first token, {count} draws", fontsize=10)
+    axes.set_title(f"{result.place.setting.name}: first token, {count} draws", fontsize=10)
     axes.set_ylabel("frequency")
     axes.margins(y=0.25)  # room for the legend
     axes.legend(fontsize=8)
@@ -81,7 +81,8 @@ def _plot_acceptance(axes: Axes, curves: Mapping[str, Sequence[float]]) -> None:
     axes.set_ylabel("accepted so far")
     axes.set_title("acceptance by position", fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=8)
+    if curves:
+        axes.legend(fontsize=8)
 
 
 def _label(token_text: Callable[[int], str], token: int | None) -> str:

@@ -43,6 +43,7 @@ class Site:
     prompt_id: str
     base: tuple[int, ...]
     target_probs: Tensor  # [V] float64
+    draft_probs: Tensor  # [V] float64; one-hot where the draft is not `sampled`
     cells: Cells
     sampled: bool
     mutants: tuple[Mutant, ...]  # the visible ones, the nearest first
@@ -162,4 +163,4 @@ def _site(
             variation = float((law - target_probs).abs().sum()) / 2.0
             mutants.append(Mutant(name, variation, distance))
     nearest_first = tuple(sorted(mutants, key=lambda mutant: mutant.divergence))
-    return Site(prompt_id, base, target_probs, cells, sampled, nearest_first)
+    return Site(prompt_id, base, target_probs, draft_probs, cells, sampled, nearest_first)
