@@ -16,6 +16,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel
+from foredraft.planning.policy import StaticPolicy
 from foredraft.testing import draft_request, tiny_model
 from foredraft.testing.models import tiny_tokenizer
 from foredraft.testing.pairs import tiny_noisy_pair, tiny_pair
@@ -92,13 +93,16 @@ def test_prompts_of_every_length_around_page_and_chunk_borders(
 
 
 @dataclass
-class Widths:
+class Widths(StaticPolicy):
     """A policy that follows a script by the request's own steps: mixed widths, on and off."""
 
     script: Sequence[int]
 
-    def width(self, load, counts) -> int:
-        return self.script[(counts.num_steps + load.num_requests) % len(self.script)]
+    def widths(self, load, requests) -> list[int]:
+        return [
+            self.script[(request.counts.num_steps + load.num_requests) % len(self.script)]
+            for request in requests
+        ]
 
 
 @BOTH
@@ -344,7 +348,7 @@ def exchanged(loaded: LoadedModel):
     [
         ({"method": "draft_model"}, "'draft_model' needs the option 'model'"),
         ({"model": "no/such/place"}, "no/such/place"),
-        ({"model": 7}, "must be a name, a path or a loaded model, got a int"),
+        ({"model": 7}, "must be a name, a path or a loaded model, got 7"),
         ({"draft_sample_method": "typical"}, "must be one of probabilistic, greedy, got 'typical'"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from foredraft import LLM, SamplingParams
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.models.decoder import cache_shape
+from foredraft.planning.policy import StaticPolicy
 from foredraft.testing.drafters import RecordingDrafter, RepeatDrafter
 from foredraft.testing.pairs import tiny_noisy_pair
 
@@ -28,13 +29,13 @@ def gib(pages: int, *models) -> float:
 
 
 @dataclass
-class Widths:
+class Widths(StaticPolicy):
     """Widths that change from step to step and request to request."""
 
     seen: list[int] = field(default_factory=list)
 
-    def width(self, load, counts) -> int:
-        return (5 * counts.num_steps + 3 * load.num_rows) % 7
+    def widths(self, load, requests) -> list[int]:
+        return [(5 * each.counts.num_steps + 3 * load.num_rows) % 7 for each in requests]
 
 
 def watch_preemptions(llm: LLM) -> list[str]:

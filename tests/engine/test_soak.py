@@ -27,6 +27,7 @@ from foredraft import LLM, Draft, SamplingParams
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.request import Request
 from foredraft.models.decoder import cache_shape
+from foredraft.planning.policy import StaticPolicy
 from foredraft.testing.drafters import (
     EmptyDrafter,
     LiarDrafter,
@@ -111,13 +112,16 @@ class Routing:
         self.model.release(request_id)
 
 
-class Widths:
+class Widths(StaticPolicy):
     """A script of widths, read on at each question."""
 
     def __init__(self, script: list[int]) -> None:
         self.script, self.asked = script, 0
 
-    def width(self, load: Any, counts: Any) -> int:
+    def widths(self, load: Any, requests: Any) -> list[int]:
+        return [self._width() for _ in requests]
+
+    def _width(self) -> int:
         self.asked += 1
         return self.script[self.asked % len(self.script)]
 

@@ -81,7 +81,8 @@ def test_a_constructor_that_names_the_target_gets_it(monkeypatch: pytest.MonkeyP
             "ngram",
             {"prompt_lokup_max": 3},
             "unknown option 'prompt_lokup_max' for speculative method 'ngram'; valid are method, "
-            "num_speculative_tokens, rejection_sample_method, synthetic_acceptance_rates, "
+            "num_speculative_tokens, num_speculative_tokens_per_batch_size, policy, objective, "
+            "recalibrate, rejection_sample_method, synthetic_acceptance_rates, "
             "synthetic_acceptance_length, posterior_threshold, posterior_alpha, "
             "prompt_lookup_min, prompt_lookup_max, prompt_lookup_match",
         ),

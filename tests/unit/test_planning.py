@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foredraft.core.counts import AcceptanceCounts
-from foredraft.planning.policy import FixedWidth, Load
+from foredraft.planning.policy import FixedWidth, Load, RequestState
 from foredraft.planning.speedup import (
     DraftLength,
     best_draft_length,
@@ -136,5 +136,5 @@ def test_the_fixed_policy_never_changes(width: int) -> None:
     for _ in range(50):
         counts.record(7, 0, 1)
     for load in (Load(1, 1), Load(64, 512)):
-        assert policy.width(load, AcceptanceCounts()) == width
-        assert policy.width(load, counts) == width
+        requests = [RequestState("a"), RequestState("b", counts=counts)]
+        assert policy.widths(load, requests) == [width, width]

@@ -30,6 +30,10 @@ TARGET_PARAMETER = "target"  # a constructor that names it gets the target model
 COMMON_KEYS = (
     "method",
     "num_speculative_tokens",
+    "num_speculative_tokens_per_batch_size",
+    "policy",
+    "objective",
+    "recalibrate",
     "rejection_sample_method",
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",

@@ -16,6 +16,8 @@ from typing import Any
 from foredraft.core.errors import ConfigError
 from foredraft.core.synthetic import rates_of_length
 from foredraft.core.typical import POSTERIOR_ALPHA, POSTERIOR_THRESHOLD
+from foredraft.planning.allocation import Objective
+from foredraft.planning.policy import WidthByBatchSize
 
 
 class Rule(StrEnum):
@@ -36,6 +38,9 @@ RULE_KEYS = (
     "posterior_threshold",
     "posterior_alpha",
 )
+# ... and about how much to draft, and when.
+POLICY_KEYS = ("policy", "objective", "num_speculative_tokens_per_batch_size", "recalibrate")
+ADAPTIVE, FIXED = "adaptive", "fixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,12 @@ class SpeculativeConfig:
     method: str = "auto"
     # Most draft tokens a step; None: the drafter's default.
     num_speculative_tokens: int | None = None
+    # "fixed": always as many; "adaptive": each step as many as pay, see docs/planning.md.
+    policy: str = FIXED
+    objective: str | None = None  # of "adaptive": "throughput" (the default) or "latency"
+    recalibrate: bool = False  # of "adaptive": measure the costs of a step anew
+    # [[start, end, K], ...]: a draft length for each number of requests, ends included.
+    num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
     rejection_sample_method: str | None = None  # None: coupled with a seed, standard without
     # One of the two with "synthetic": P(the first i draft tokens are accepted) for each of the
     # num_speculative_tokens, or their sum + 1.
@@ -86,8 +97,30 @@ class SpeculativeConfig:
         if rule is not None and rule not in list(Rule):
             valid = ", ".join(Rule)
             raise ConfigError(f"rejection_sample_method must be one of {valid}, got {rule!r}")
+        self._check_policy()
         self._check_posterior()
         self._check_synthetic()
+
+    def _check_policy(self) -> None:
+        if self.policy not in (FIXED, ADAPTIVE):
+            raise ConfigError(f"policy must be one of {FIXED}, {ADAPTIVE}, got {self.policy!r}")
+        if self.objective is not None and self.objective not in list(Objective):
+            valid = ", ".join(Objective)
+            raise ConfigError(f"objective must be one of {valid}, got {self.objective!r}")
+        if type(self.recalibrate) is not bool:
+            raise ConfigError(f"recalibrate must be true or false, got {self.recalibrate!r}")
+        if self.policy == FIXED and (self.objective is not None or self.recalibrate):
+            key = "recalibrate" if self.objective is None else "objective"
+            raise ConfigError(f'{key} needs "policy": "{ADAPTIVE}"')
+        ranges = self.num_speculative_tokens_per_batch_size
+        if ranges is None:
+            return
+        if self.policy == ADAPTIVE:
+            raise ConfigError(
+                f'num_speculative_tokens_per_batch_size needs "policy": "{FIXED}": "{ADAPTIVE}" '
+                "finds the draft length by itself"
+            )
+        by_batch_size(ranges)
 
     def _check_posterior(self) -> None:
         for name in ("posterior_threshold", "posterior_alpha"):
@@ -134,6 +167,12 @@ class SpeculativeConfig:
 
     def check_drafter(self, num_speculative_tokens: int, proposes_trees: bool) -> None:
         """Raise ConfigError where a drafter, and the draft length in effect, rule this out."""
+        for start, end, width in self.num_speculative_tokens_per_batch_size or ():
+            if width > num_speculative_tokens:
+                raise ConfigError(
+                    f"num_speculative_tokens_per_batch_size: [{start}, {end}, {width}] drafts more "
+                    f"than num_speculative_tokens = {num_speculative_tokens}"
+                )
         if self.rejection_sample_method == Rule.BLOCK and proposes_trees:
             raise ConfigError(
                 'rejection_sample_method "block" verifies chains, and this drafter proposes trees; '
@@ -167,6 +206,23 @@ class SpeculativeConfig:
             posterior_alpha=POSTERIOR_ALPHA if alpha is None else alpha,
             synthetic_acceptance_rates=rates,
         )
+
+
+def by_batch_size(ranges: Any) -> WidthByBatchSize:
+    """The static policy of `num_speculative_tokens_per_batch_size`. Raises ConfigError."""
+    valid = isinstance(ranges, Sequence) and all(
+        isinstance(each, Sequence) and len(each) == 3 and all(type(n) is int for n in each)
+        for each in ranges
+    )
+    if not valid:
+        raise ConfigError(
+            "num_speculative_tokens_per_batch_size must be a list of [start, end, K] in integers, "
+            f"got {ranges!r}"
+        )
+    try:
+        return WidthByBatchSize(tuple((start, end, width) for start, end, width in ranges))
+    except ValueError as error:
+        raise ConfigError(f"num_speculative_tokens_per_batch_size: {error}") from None
 
 
 def default_rule(seeded: bool) -> Rule:

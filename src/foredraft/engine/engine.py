@@ -22,6 +22,7 @@ from foredraft.drafters.interface import Drafter, StepResult, StepRow
 from foredraft.engine.config import EngineConfig
 from foredraft.engine.drafting import ask
 from foredraft.engine.logprobs import token_logprobs
+from foredraft.engine.observing import step_record
 from foredraft.engine.outputs import TokenLogprobs
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduler
@@ -174,9 +175,18 @@ class Engine:
         computed = time.perf_counter()
         outcomes = verify(windows, logits, self.model.kernels.row_math)
         changed = self._commit(windows, outcomes, logits)
+        rest = scheduled - begin + time.perf_counter() - computed
         if all(row.chain == 1 for row in plan.rows):
-            rest = scheduled - begin + time.perf_counter() - computed
             self.seconds.add(drafted - scheduled, computed - drafted, rest)
+        self.scheduler.policy.observe(
+            step_record(
+                plan,
+                windows,
+                outcomes,
+                drafter_seconds=drafted - scheduled,
+                seconds=computed - drafted + rest,
+            )
+        )
         return changed
 
     def _commit(

@@ -7,15 +7,23 @@ what happens in a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foredraft.cache.tensors import KVCache
+from foredraft.cache.tensors import CacheShape, KVCache
 from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter, resolve_method
 from foredraft.drafters.interface import Drafter
-from foredraft.engine.config import RULE_KEYS, SpeculativeConfig
+from foredraft.engine.calibration import cost_curve
+from foredraft.engine.config import (
+    FIXED,
+    POLICY_KEYS,
+    RULE_KEYS,
+    SpeculativeConfig,
+    by_batch_size,
+)
 from foredraft.engine.engine import Engine, Tap
 from foredraft.engine.memory import choose_cache_dtype, plan_engine
 from foredraft.engine.outputs import RequestOutput, StreamDelta
@@ -30,7 +38,9 @@ from foredraft.engine.submission import (
 from foredraft.models.chat import Message
 from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel, load_model
-from foredraft.planning.policy import FixedWidth
+from foredraft.planning.adaptive import AdaptivePolicy
+from foredraft.planning.allocation import Objective
+from foredraft.planning.policy import FixedWidth, Policy
 
 
 class LLM:
@@ -98,9 +108,9 @@ class LLM:
         shapes = [cache_shape(self.loaded.config, cache_dtype)]
         if self.drafter is not None and self.drafter.capabilities.cache is not None:
             shapes.append(self.drafter.capabilities.cache)
-        self.config = plan_engine(
+        plan = partial(
+            plan_engine,
             self.loaded.config.max_position_embeddings,
-            shapes,
             kv_cache_gib=kv_cache_gib,
             max_model_len=max_model_len,
             page_size=page_size,
@@ -108,10 +118,12 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             prefill_chunk_size=prefill_chunk_size,
         )
+        self.config = plan(shapes)
+        self.config_without_drafter = plan(shapes[:1])  # the same memory for the target alone
         caches = [
             KVCache(shape, self.config.num_pages, page_size, self.loaded.device) for shape in shapes
         ]
-        policy = FixedWidth(self.num_speculative_tokens)
+        policy = self._make_policy(shapes[0])
         self.engine = Engine(self.loaded.model, self.drafter, policy, self.config, *caches, tap=tap)
         self._requests = RequestFactory(
             self.loaded,
@@ -235,6 +247,27 @@ class LLM:
             config.check_drafter(num_tokens, drafter.capabilities.tree)
         return drafter, num_tokens
 
+    def _make_policy(self, shape: CacheShape) -> Policy:
+        """Who chooses draft lengths, for a target's cache of `shape`."""
+        config, most = self.speculative, self.num_speculative_tokens
+        if config is None or self.drafter is None or not most:
+            return FixedWidth(most)
+        if config.num_speculative_tokens_per_batch_size is not None:
+            return by_batch_size(config.num_speculative_tokens_per_batch_size)
+        if config.policy == FIXED:
+            return FixedWidth(most)
+        return AdaptivePolicy(
+            most,
+            cost_curve(self.loaded, shape, recalibrate=config.recalibrate),
+            _guessed_draft_ratio(self.loaded, self.drafter),
+            Objective(config.objective or Objective.THROUGHPUT),
+        )
+
+
+def _guessed_draft_ratio(loaded: LoadedModel, drafter: Drafter) -> float:
+    """Drafting one token / a plain pass of the target: both read their weights. A first guess."""
+    return drafter.capabilities.weight_bytes / loaded.weight_bytes
+
 
 def _method(drafter: Drafter | None, config: SpeculativeConfig | None) -> str | None:
     """The method in effect: what "auto" stands for, an object's class; None without speculation."""
@@ -249,7 +282,7 @@ def _check_drafter(drafter: object, config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"drafter {drafter!r} needs capabilities, propose, observe and release (see Drafter)"
         )
-    valid = ("num_speculative_tokens", *RULE_KEYS)
+    valid = ("num_speculative_tokens", *POLICY_KEYS, *RULE_KEYS)
     others = sorted(set(config) - set(valid))
     if others:
         raise ConfigError(

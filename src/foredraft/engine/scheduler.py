@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foredraft.cache.pool import PagePool
 from foredraft.core.errors import IntegrityError, InvalidRequest
 from foredraft.engine.config import EngineConfig
 from foredraft.engine.request import Request, Status
-from foredraft.planning.policy import Load, Policy
+from foredraft.planning.policy import Load, Policy, RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Scheduled:
 class Plan:
     """The work of one step. `page_copies` are (source, destination) pages to copy before it."""
 
+    load: Load
     rows: tuple[Scheduled, ...] = ()
     page_copies: tuple[tuple[int, int], ...] = ()
     preempted: tuple[Request, ...] = ()  # lost their pages before this step
@@ -96,8 +97,9 @@ class Scheduler:
                 if chain:
                     chains.append((request, chain))
                     budget -= chain
-        rows = tuple(self._add_drafts(chains, budget))
-        return Plan(rows, tuple(copies), tuple(preempted))
+        load = _load_of(chains)
+        rows = tuple(self._add_drafts(chains, budget, load))
+        return Plan(load, rows, tuple(copies), tuple(preempted))
 
     def _chain(self, request: Request, budget: int) -> int:
         """Committed tokens to compute: the pending one, or a chunk of what is left to read."""
@@ -136,11 +138,12 @@ class Scheduler:
         request.wait()
         self.pool.release(pages)
 
-    def _add_drafts(self, chains: list[tuple[Request, int]], budget: int) -> Iterable[Scheduled]:
-        load = Load(num_requests=len(chains), num_rows=sum(chain for _, chain in chains))
+    def _add_drafts(
+        self, chains: list[tuple[Request, int]], budget: int, load: Load
+    ) -> Iterable[Scheduled]:
+        widths = self._widths(chains, load)
         for request, chain in chains:
-            nodes = 0
-            width = self.policy.width(load, request.counts)
+            nodes, width = 0, widths[request.id]
             if chain == request.num_remaining:
                 end = request.num_tokens
                 room = (len(request.pages) + self.pool.num_free) * self.config.page_size - end
@@ -148,6 +151,18 @@ class Scheduler:
                 budget -= nodes
                 request.pages += self.pool.allocate(self._missing_pages(request, end + nodes))
             yield Scheduled(request, chain, nodes, speculates=width > 0)
+
+    def _widths(self, chains: list[tuple[Request, int]], load: Load) -> dict[str, int]:
+        """The policy's widths; of a request whose prompt is still being read, the width it would
+        have if these requests all decoded.
+        """
+        widths: dict[str, int] = {}
+        later = replace(load, num_rows=load.num_requests)
+        for emits, asked in ((True, load), (False, later)):
+            group = [r for r, chain in chains if (chain == r.num_remaining) == emits]
+            chosen = self.policy.widths(asked, [state_of(r) for r in group]) if group else []
+            widths |= zip((request.id for request in group), chosen, strict=True)
+        return widths
 
     def _admit(self, copies: list[tuple[int, int]]) -> Iterable[Request]:
         """Start waiting requests, in their order, as long as there are pages for all their tokens,
@@ -163,7 +178,8 @@ class Scheduler:
             shared = 0 if sibling is None else request.num_prompt - 1
             full_pages = shared // self.config.page_size
             load = Load(len(self.running) + 1, request.num_remaining)
-            width = min(self.policy.width(load, request.counts), request.max_draft_nodes)
+            (width,) = self.policy.widths(load, [state_of(request)])
+            width = min(width, request.max_draft_nodes)
             price = self.config.pages_for(request.num_tokens + max(0, width)) - full_pages
             if price + len(self.running) > self.pool.num_free:
                 return
@@ -195,6 +211,7 @@ class Scheduler:
 
     def take_out(self, request: Request) -> list[int]:
         """Take a request out, wherever it is; its pages are the caller's to give back."""
+        self.policy.release(request.id)
         if request in self.waiting:
             self.waiting.remove(request)
         if request in self.running:
@@ -235,3 +252,27 @@ class Scheduler:
                     f"page {page} is counted {self.pool.references(page)} times, "
                     f"held {holders} times"
                 )
+
+
+def _load_of(chains: Iterable[tuple[Request, int]]) -> Load:
+    """What a step carries without drafts."""
+    requests, lengths = zip(*chains, strict=True) if chains else ((), ())
+    return Load(len(requests), sum(lengths), sum(request.num_computed for request in requests))
+
+
+def request_type(request: Request) -> str:
+    """Requests of one type are expected to be accepted alike: greedy, or at one temperature."""
+    if request.sampler.greedy:
+        return "greedy"
+    return f"temperature {request.params.temperature:.1f}"
+
+
+def state_of(request: Request) -> RequestState:
+    """What a policy may see of a request."""
+    return RequestState(
+        id=request.id,
+        request_type=request_type(request),
+        max_width=max(0, request.max_draft_nodes),
+        num_positions=request.num_computed,
+        counts=request.counts,
+    )

@@ -1,12 +1,15 @@
-"""How many draft tokens a request gets in the next step.
+"""How many draft tokens each request gets in the next step: the seam, and the choices made
+beforehand.
 
-Knows counts and loads; knows no torch, no model and no drafter. A policy is pure: the same state
-gives the same width.
+Knows counts and loads; knows no torch, no model and no drafter. `widths` is pure: between two
+calls of `observe` the same question has the same answer, so that it may also be asked of a step
+that is only being considered.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from foredraft.core.counts import AcceptanceCounts
@@ -14,24 +17,106 @@ from foredraft.core.counts import AcceptanceCounts
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the step carries before any draft."""
+    """What a step carries before any draft."""
 
     num_requests: int
     num_rows: int  # prompt chunks and pending tokens of all requests
-
-
-class Policy(Protocol):
-    """Chooses widths; the engine clips them to the row budget and to what may still be said."""
-
-    def width(self, load: Load, counts: AcceptanceCounts) -> int:
-        """Draft tokens for a request with these `counts` in a step with this `load`; 0 = none."""
+    num_positions: int = 0  # cached positions that the step reads, of all requests
 
 
 @dataclass(frozen=True, slots=True)
-class FixedWidth:
+class RequestState:
+    """One request that is to be drafted for, as far as a policy may look."""
+
+    id: str
+    request_type: str = ""  # requests of one type are expected to be accepted alike
+    max_width: int = 1 << 30  # draft tokens it has any use for: it is near its max_tokens
+    num_positions: int = 0  # in its cache
+    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a step did with one request's draft. `drafted` is the depth really verified; of that,
+    `accepted` were kept, whatever a stop cut off afterwards.
+    """
+
+    id: str
+    request_type: str
+    asked: int  # draft tokens that the drafter was asked for
+    drafted: int
+    accepted: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step that was committed, and where its seconds went."""
+
+    load: Load
+    requests: Sequence[Judged]  # those that could have had a draft
+    num_draft_rows: int
+    drafter_seconds: float
+    seconds: float  # of all the rest: scheduling, the target's pass, verification, commit
+
+
+class Policy(Protocol):
+    """Chooses widths; the engine clips them to the row budget, to pages and to what may still be
+    said.
+    """
+
+    def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
+        """Draft tokens for each of `requests`, in order, in a step with this `load`; 0 = none."""
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn from a step. The only call that changes anything."""
+
+    def release(self, request_id: str) -> None:
+        """The request has ended; forget it."""
+
+
+class StaticPolicy:
+    """A choice made beforehand: nothing is learnt."""
+
+    def observe(self, record: StepRecord) -> None:
+        """Nothing to learn."""
+
+    def release(self, request_id: str) -> None:
+        """Nothing to forget."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWidth(StaticPolicy):
     """The same number of draft tokens, whatever happens."""
 
     num_speculative_tokens: int
 
-    def width(self, load: Load, counts: AcceptanceCounts) -> int:
-        return self.num_speculative_tokens
+    def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
+        return [self.num_speculative_tokens] * len(requests)
+
+
+@dataclass(frozen=True, slots=True)
+class WidthByBatchSize(StaticPolicy):
+    """A width for each number of requests: `[start, end, K]`, both ends included (vLLM's
+    `num_speculative_tokens_per_batch_size`). Beyond the last range, nothing is drafted.
+
+    Raises ValueError unless the ranges begin at 1 and follow one another without a gap.
+    """
+
+    ranges: tuple[tuple[int, int, int], ...]
+
+    def __post_init__(self) -> None:
+        expected = 1
+        for start, end, width in self.ranges:
+            if start != expected or end < start or width < 0:
+                raise ValueError(
+                    f"[{start}, {end}, {width}] must be [start, end, K] with start {expected} (the "
+                    "ranges begin at 1 and follow one another), end >= start and K >= 0"
+                )
+            expected = end + 1
+        if not self.ranges:
+            raise ValueError("at least one [start, end, K] is needed")
+
+    def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
+        width = next((k for _, end, k in self.ranges if load.num_requests <= end), 0)
+        return [width] * len(requests)

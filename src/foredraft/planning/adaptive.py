@@ -1,0 +1,150 @@
+"""The online choice: each step the widths that promise most tokens a second, 0 included.
+
+Knows promises and costs, and learns both from the steps it is told of; knows no torch, no model
+and no clock. Drafting begins only where it promises `MARGIN` more than plain decoding does, and
+ends where it promises less: near the break-even nothing flutters. What is not drafted can't be
+learnt: now and then one request gets a token or two more than pays (a probe), from a credit that
+grows by `PROBE_SHARE` of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foredraft.planning.allocation import Costs, Objective, Prospect, allocate
+from foredraft.planning.cost import CostCurve
+from foredraft.planning.estimates import Estimates
+from foredraft.planning.policy import Judged, Load, RequestState, StepRecord
+
+MARGIN = 0.02
+PROBE_SHARE = 0.01  # of the time, at most
+PROBE_EVERY = 32  # steps; one that was accepted is followed by another at once
+PROBE_WIDTH = 2
+LARGEST_CREDIT = 8  # probes
+DRAFT_RATE = 0.1  # of a step's news about the drafter's own cost
+
+
+class AdaptivePolicy:
+    """Widths by measured costs and measured acceptance."""
+
+    def __init__(
+        self,
+        max_width: int,
+        curve: CostCurve,
+        draft_ratio: float = 0.0,
+        objective: Objective = Objective.THROUGHPUT,
+    ) -> None:
+        """`draft_ratio`: a first guess at drafting one token / a pass of the target over one row,
+        corrected by what steps take; so is `curve`.
+        """
+        self.max_width = max_width
+        self.costs = Costs(curve, draft_ratio)
+        self.objective = objective
+        self._estimates = Estimates()
+        self._drafts = False  # the last step drafted, probes apart
+        self._credit = 0.0  # seconds that probes may take
+        self._since_probe = 0  # steps
+        self._num_steps = 0
+        self._last_draft: dict[str, int] = {}  # step of each request's last draft
+
+    def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
+        """The best widths for `requests`, and now and then a probe."""
+        caps = [max(0, min(self.max_width, request.max_width)) for request in requests]
+        prospects = [
+            Prospect(
+                self._estimates.outlook(request.id, request.request_type, cap),
+                request.num_positions,
+            )
+            for request, cap in zip(requests, caps, strict=True)
+        ]
+        best, plain = allocate(load, prospects, self.costs, self.objective)
+        pays = best.score >= plain.score * (1.0 if self._drafts else 1.0 + MARGIN)
+        widths = best.widths if pays else plain.widths
+        if self._probes(load):
+            self._add_probe(requests, caps, widths)
+        return widths
+
+    def _probes(self, load: Load) -> bool:
+        return self._since_probe >= PROBE_EVERY and self._credit >= self._probe_seconds(load)
+
+    def _probe_seconds(self, load: Load) -> float:
+        """What a probe adds to a step."""
+        curve, rows = self.costs.curve, load.num_rows
+        drafting = PROBE_WIDTH * self.costs.draft_ratio * curve.of_rows(1)
+        return curve.of_rows(rows + PROBE_WIDTH) - curve.of_rows(rows) + drafting
+
+    def _add_probe(
+        self, requests: Sequence[RequestState], caps: Sequence[int], widths: list[int]
+    ) -> None:
+        """Widen the draft of the request that has waited longest for one."""
+        open_ones = [
+            (self._last_draft.get(request.id, 0), index)
+            for index, request in enumerate(requests)
+            if widths[index] < caps[index] and request.counts.num_emitted_tokens
+        ]
+        if open_ones:
+            index = min(open_ones)[1]
+            widths[index] = min(caps[index], max(widths[index] + 1, PROBE_WIDTH))
+
+    def observe(self, record: StepRecord) -> None:
+        """Learn acceptance and costs from a step."""
+        self._learn_draft_ratio(record)
+        probed = self._note_probe(record)
+        asked = [judged for judged in record.requests if judged.asked]
+        only_probe = probed and len(asked) == 1 and asked[0].asked <= PROBE_WIDTH
+        self._drafts = bool(asked) and (self._drafts or not only_probe)
+        for judged in record.requests:
+            self._estimates.add(judged)
+            if judged.asked and not judged.ended:
+                self._last_draft[judged.id] = self._num_steps
+        self._num_steps += 1
+        self._learn_seconds(record)
+
+    def release(self, request_id: str) -> None:
+        """Forget a request; what it taught of its type stays."""
+        self._estimates.release(request_id)
+        self._last_draft.pop(request_id, None)
+
+    def _note_probe(self, record: StepRecord) -> bool:
+        """Whether the step carried a probe, as `widths` would have said."""
+        cost = self._probe_seconds(record.load)
+        probed = self._probes(record.load) and any(judged.asked for judged in record.requests)
+        self._credit += PROBE_SHARE * (record.seconds + record.drafter_seconds)
+        self._since_probe += 1
+        if probed:
+            found = any(judged.drafted for judged in record.requests)
+            accepted = any(judged.accepted for judged in record.requests)
+            if found:
+                self._credit -= cost
+            if not found:  # it cost nothing: try again soon
+                self._since_probe = PROBE_EVERY // 2
+            elif not accepted or self._drafts:
+                self._since_probe = 0
+        self._credit = min(self._credit, LARGEST_CREDIT * cost)
+        return probed
+
+    def _learn_draft_ratio(self, record: StepRecord) -> None:
+        asked = [judged for judged in record.requests if judged.asked]
+        if not asked or any(self._skipped(judged) for judged in asked):
+            return  # a draft model catches up on what it has missed: no measure of a draft
+        passes = 0.0
+        for depth in range(max(judged.asked for judged in asked)):
+            drafting = sum(1 for judged in asked if judged.asked > depth)
+            passes += self.costs.curve.of_rows(drafting)
+        ratio = self.costs.draft_ratio
+        ratio += DRAFT_RATE * (record.drafter_seconds / passes - ratio)
+        self.costs = Costs(self.costs.curve, ratio)
+
+    def _skipped(self, judged: Judged) -> bool:
+        return self._last_draft.get(judged.id) != self._num_steps - 1
+
+    def _learn_seconds(self, record: StepRecord) -> None:
+        load, drafted = record.load, record.num_draft_rows
+        if load.num_rows != load.num_requests or not load.num_requests:
+            return  # rows of prompts have no logits: they would teach too low a cost
+        curve = self.costs.curve
+        expected = curve.of_step(load.num_rows + drafted, load.num_requests, load.num_positions)
+        mean_positions = load.num_positions / load.num_requests
+        expected += curve.row_position_seconds * drafted * mean_positions
+        corrected = curve.corrected(load.num_rows + drafted, expected, record.seconds)
+        self.costs = Costs(corrected, self.costs.draft_ratio)

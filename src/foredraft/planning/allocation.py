@@ -1,0 +1,148 @@
+"""Which draft tokens a step should carry: the nodes that promise most, as many as pay together.
+
+Knows promises and costs; knows no request's history, no policy and no clock. Survival never rises
+along a draft, so the best B nodes of a step are the B likeliest ones, and B is found by trying
+every one: measured costs are staircases, where the first node that doesn't pay need not be the
+last (SmartSpec 2406.14066; the greedy choice is optimal because the cost depends on the total).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from foredraft.planning.cost import CostCurve
+from foredraft.planning.estimates import Outlook
+from foredraft.planning.policy import Load
+
+
+class Objective(StrEnum):
+    """What a step is to be best at.
+
+    Throughput: tokens committed a second by all requests together. A prompt's tokens count: time
+    that drafts take from a prompt is not free. Latency: the mean seconds a token of the requests
+    that decode, whatever waits.
+    """
+
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What steps cost: the target's passes, and the drafter's in proportion to them."""
+
+    curve: CostCurve
+    draft_ratio: float = 0.0  # seconds of drafting one token / of a pass over as many rows
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """One request that may be drafted for."""
+
+    outlook: Outlook
+    num_positions: int = 0  # that each of its rows reads
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Widths, and what they promise: the objective's value, more is better."""
+
+    widths: list[int]
+    score: float
+
+
+class _Step:
+    """A step that nodes are added to, one by one, each request's in order."""
+
+    def __init__(self, load: Load, prospects: Sequence[Prospect], costs: Costs) -> None:
+        self._prospects, self._costs = prospects, costs
+        self._rows = load.num_rows
+        curve = costs.curve
+        self._beside = curve.beside_rows(load.num_requests, load.num_positions)
+        self._plain = curve.of_rows(load.num_rows)
+        self._tokens = float(load.num_rows)
+        self._emitted = [1.0] * len(prospects)
+        self._wait = float(len(prospects))  # sum of 1 / emitted
+        self._filled = 0.0
+        self._none = 1.0  # P(no drafter finds anything)
+        self._drafting: list[int] = []  # requests that draft so deep
+        self.widths = [0] * len(prospects)
+
+    def add(self, index: int) -> None:
+        prospect, depth = self._prospects[index], self.widths[index]
+        filled = prospect.outlook.filled[depth]
+        gain = filled * prospect.outlook.survival[depth]
+        self._tokens += gain
+        self._wait -= 1.0 / self._emitted[index]
+        self._emitted[index] += gain
+        self._wait += 1.0 / self._emitted[index]
+        self._filled += filled
+        if depth == 0:
+            self._none *= 1.0 - filled
+        if depth == len(self._drafting):
+            self._drafting.append(0)
+        curve, before = self._costs.curve, self._drafting[depth]
+        self._drafting[depth] = before + 1
+        drafting = curve.of_rows(before + 1) - curve.of_rows(before)
+        reading = curve.row_position_seconds * prospect.num_positions * filled
+        self._beside += self._costs.draft_ratio * drafting + reading
+        self.widths[index] = depth + 1
+
+    @property
+    def seconds(self) -> float:
+        """Expected: plain where nobody finds a draft, else with as many rows as are found then."""
+        some = 1.0 - self._none
+        if not some:
+            return self._plain + self._beside
+        drafted = self._costs.curve.of_rows(self._rows + self._filled / some)
+        return self._none * self._plain + some * drafted + self._beside
+
+    def score(self, objective: Objective) -> float:
+        if objective is Objective.LATENCY:
+            return len(self._emitted) / (self.seconds * self._wait)
+        return self._tokens / self.seconds
+
+
+def score(
+    widths: Sequence[int],
+    load: Load,
+    prospects: Sequence[Prospect],
+    costs: Costs,
+    objective: Objective,
+) -> float:
+    """What these widths promise: tokens a second."""
+    step = _Step(load, prospects, costs)
+    for index, width in enumerate(widths):
+        for _ in range(width):
+            step.add(index)
+    return step.score(objective)
+
+
+def allocate(
+    load: Load, prospects: Sequence[Prospect], costs: Costs, objective: Objective
+) -> tuple[Allocation, Allocation]:
+    """The best widths, and plain decoding to compare them with. The fewest nodes among equals."""
+    step = _Step(load, prospects, costs)
+    best = plain = Allocation(list(step.widths), step.score(objective) if prospects else 0.0)
+    for index in _by_promise(prospects, objective):
+        step.add(index)
+        value = step.score(objective)
+        if value > best.score:
+            best = Allocation(list(step.widths), value)
+    return best, plain
+
+
+def _by_promise(prospects: Sequence[Prospect], objective: Objective) -> list[int]:
+    """The request of every node, the node that promises most for a row first."""
+    nodes: list[tuple[float, int, int]] = []
+    for index, prospect in enumerate(prospects):
+        emitted = 1.0
+        for depth, alive in enumerate(prospect.outlook.survival):
+            promise = alive
+            if objective is Objective.LATENCY:
+                after = emitted + alive * prospect.outlook.filled[depth]
+                promise, emitted = alive / (emitted * after), after
+            nodes.append((-promise, depth, index))
+    return [index for _, _, index in sorted(nodes)]
