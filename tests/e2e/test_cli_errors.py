@@ -168,6 +168,28 @@ def test_ctrl_c_is_exit_code_130(tiny: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert main(["generate", str(tiny), "hello"]) == cli.INTERRUPTED
 
 
+@pytest.mark.parametrize("command", [["info"], ["bench", "identity", "x", "--workload", "y"]])
+def test_ctrl_c_while_libraries_are_imported_is_exit_code_130(command: list[str]) -> None:
+    """torch drops whatever numpy's import raises; a second import of numpy is an ImportError."""
+    code = (
+        "import contextlib, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Dropping:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numpy':\n"
+        "            sys.meta_path.remove(self)\n"
+        "            with contextlib.suppress(KeyboardInterrupt):\n"
+        "                signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Dropping())\n"
+        "from foredraft.cli.main import main\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (cli.INTERRUPTED, "", "")
+
+
 def test_help_and_version_load_nothing_heavy() -> None:
     code = (
         "import sys\nfrom foredraft.cli.main import main\n"

@@ -17,6 +17,7 @@ from rich.console import RenderableType
 from typer import Option
 
 from foredraft.cli.console import message_console, output_console
+from foredraft.cli.interrupts import ModelCommand
 from foredraft.cli.option_groups import option_groups
 from foredraft.cli.options import (
     MAX_THREADS,
@@ -54,7 +55,7 @@ MaxTokensOption = Annotated[int, Option(help="Tokens to generate at most.", meta
 Progress = Callable[[str, int, int], None]
 
 
-@app.command("kernels")
+@app.command("kernels", cls=ModelCommand)
 def kernels(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Its shapes and whole passes are measured.")
@@ -90,7 +91,7 @@ def kernels(
     _deliver({"kind": "kernels", **result}, output, json_output, kernels_table)
 
 
-@app.command("decode")
+@app.command("decode", cls=ModelCommand)
 @option_groups
 def decode(
     model: ModelArgument,
@@ -143,7 +144,7 @@ def decode(
     _deliver(result, output, json_output, decode_table)
 
 
-@app.command("identity")
+@app.command("identity", cls=ModelCommand)
 @option_groups
 def identity(
     model: ModelArgument,

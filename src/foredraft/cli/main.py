@@ -16,6 +16,7 @@ import typer
 
 from foredraft.cli import bench, certify, chat, describe, export, generate, pull
 from foredraft.cli.console import one_line
+from foredraft.cli.interrupts import ModelCommand
 from foredraft.cli.streams import CLOSED_PIPE, OutputError, guarded_streams
 from foredraft.core.errors import UserError
 
@@ -35,11 +36,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("info")(describe.describe)
-app.command("certify")(certify.certify)
-app.command("export")(export.export)
+app.command("generate", cls=ModelCommand)(generate.generate)
+app.command("chat", cls=ModelCommand)(chat.chat)
+app.command("info", cls=ModelCommand)(describe.describe)
+app.command("certify", cls=ModelCommand)(certify.certify)
+app.command("export", cls=ModelCommand)(export.export)
 app.command("pull")(pull.pull)
 app.add_typer(bench.app, name="bench")
 

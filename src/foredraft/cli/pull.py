@@ -25,7 +25,6 @@ def pull(
     entry = built_in(model)
     path = fetch(model)
     terms = licence_path(model)
-    terms = licence_path(model)
     if json_output:
         facts = {
             "model": model,
