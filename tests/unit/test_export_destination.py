@@ -69,6 +69,14 @@ def test_what_is_no_export_is_never_touched(source: Path, tmp_path: Path) -> Non
     assert files_below(tmp_path) == before
 
 
+def test_a_path_that_leads_nowhere_is_one_line(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for directory in (tmp_path / "loop", tmp_path / "loop" / "x", "~no-such-user/x"):
+        with pytest.raises(ModelError) as caught:
+            export_layers(source, directory, 1)
+        assert str(directory) in str(caught.value)
+
+
 def test_an_export_is_not_made_from_itself(source: Path, tmp_path: Path) -> None:
     draft = export_layers(source, tmp_path / "draft", 2).directory
     before = files_below(draft)

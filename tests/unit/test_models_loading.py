@@ -274,8 +274,10 @@ def test_several_templates_by_name(checkpoint: Path) -> None:
         ({"num_threads": True}, "got True"),
         ({"num_threads": 10**12}, "num_threads must be an integer from 1 to 1024"),
         ({"name_or_path": None}, "a model must be a name, a path or a loaded model"),
-        ({"name_or_path": b"x"}, "got a bytes"),
+        ({"name_or_path": b"x"}, "got b'x'"),
         ({"name_or_path": ""}, "model '' does not exist"),
+        ({"name_or_path": "x" * 300}, "File name too long"),
+        ({"name_or_path": "~no-such-user/x"}, "'~no-such-user/x': no such user"),
     ],
 )
 def test_arguments_that_cannot_be_honoured(

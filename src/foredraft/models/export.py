@@ -31,7 +31,7 @@ from foredraft.models.hf_writer import (
     write_json,
     write_tokenizer,
 )
-from foredraft.models.load import ADAPTER, resolve
+from foredraft.models.load import ADAPTER, expanded, resolve
 from foredraft.models.registry import BUILT_IN, licence_path
 from foredraft.models.safetensors_weights import SINGLE, SafetensorsWeights, WithoutCopiedHead
 from foredraft.models.safetensors_writer import Stored, write_safetensors
@@ -88,7 +88,7 @@ def export_layers(
     """
     if dtype != "auto" and dtype not in STORED_DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}; valid are auto, {', '.join(STORED_DTYPES)}")
-    target = Path(directory).expanduser().resolve()
+    target = _absolute(directory)
     check_destination(target, force)
     path = resolve(name_or_path)
     if target == path.resolve():
@@ -110,6 +110,13 @@ def export_layers(
         raise ModelError(f"cannot write {target}: {error.strerror}") from error
     num_parameters = sum(tensor.num_values for tensor in tensors.values())
     return Exported(target, num_layers, count, num_parameters, num_bytes)
+
+
+def _absolute(directory: str | Path) -> Path:
+    try:
+        return expanded(directory).resolve()
+    except (OSError, RuntimeError) as error:  # of a loop of links, which has no `strerror` then
+        raise ModelError(f"cannot write {directory}: {error}") from error
 
 
 def check_destination(directory: Path, force: bool) -> None:

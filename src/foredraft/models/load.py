@@ -122,19 +122,29 @@ def resolve(name_or_path: str | Path) -> Path:
     Raises ModelError, listing the names, for one that is neither.
     """
     if not isinstance(name_or_path, str | os.PathLike):
-        raise ModelError(
-            f"a model must be a name, a path or a loaded model, got a {type(name_or_path).__name__}"
-        )
+        raise ModelError(f"a model must be a name, a path or a loaded model, got {name_or_path!r}")
     if str(name_or_path) in BUILT_IN:
         return pull(str(name_or_path))
-    path = Path(name_or_path).expanduser()
-    if (path.is_dir() and str(name_or_path)) or (path.is_file() and path.suffix == ".gguf"):
+    path = expanded(name_or_path)
+    try:
+        is_directory, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # a name too long, a directory on the way that may not be entered
+        raise ModelError(f"model {str(name_or_path)!r}: {error.strerror}") from error
+    if (is_directory and str(name_or_path)) or (is_file and path.suffix == ".gguf"):
         return path
-    what = "is no .gguf file" if path.is_file() else "does not exist"
+    what = "is no .gguf file" if is_file else "does not exist"
     raise ModelError(
         f"model {str(name_or_path)!r} {what}; give a Hugging Face directory, a .gguf file or one "
         f"of the built-in names: {', '.join(sorted(BUILT_IN))}"
     )
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """`path` with a leading `~` or `~user` replaced. Raises ModelError for a user without home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"{str(path)!r}: no such user, or one without a home directory") from error
 
 
 def _open(path: Path) -> tuple[ModelConfig, Mapping[str, Tensor], Tokenizer]:
