@@ -250,8 +250,9 @@ def test_info_states_the_effective_drafter_and_its_price(
     assert facts["draft_weight_bytes"] > 0
     # One layer's keys and values beside two.
     assert facts["draft_cache_limit_bytes"] * 2 == memory["cache_limit_bytes"]
-    assert facts["cached_tokens_without"] == memory["cached_tokens"] * 3 // 2
     assert facts["off"] == "beyond 64 tokens, the draft model's context"
+    plain = _json(capsys, "info", str(tiny), "--no-speculation")["memory"]
+    assert facts["cached_tokens_without"] == plain["cached_tokens"]
     off = _json(capsys, "info", str(tiny), "--num-speculative-tokens", "0")["speculation"]
     assert (off["method"], off["off"]) == ("ngram", "always: num_speculative_tokens is 0")
 

@@ -222,6 +222,11 @@ def test_settings_are_honoured_or_refused(target, options):
         LLM(target, **({"drafter": EmptyDrafter()} | options))
 
 
+def test_memory_without_end_is_no_more_than_can_be_used(target):
+    config = LLM(target, kv_cache_gib=1e300).config
+    assert config.num_pages == config.max_num_seqs * config.pages_for(config.max_model_len)
+
+
 @pytest.mark.parametrize(
     "prompts",
     [

@@ -243,10 +243,12 @@ def test_it_catches_up_in_one_pass(make_pair, pair):
 
 
 def test_both_caches_come_out_of_one_budget(make_pair, pair):
-    both = sum(cache_shape(m.config, m.cache_dtype).bytes_per_position for m in pair)
+    target, draft = (cache_shape(m.config, m.cache_dtype).bytes_per_position for m in pair)
+    both = target + draft
     llm = make_pair(2, kv_cache_gib=7.5 * 4 * both / 2**30)
     assert llm.config.num_pages == 7
     assert llm.engine.draft_cache.num_pages == 7
+    assert llm.config_without_drafter.num_pages == 7.5 * both // target
 
 
 def ask(drafter, cache, tokens, prompt, pages, width, **options):

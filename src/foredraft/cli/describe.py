@@ -106,8 +106,7 @@ def _speculation(llm: LLM) -> dict[str, Any]:
     drafted, capabilities = llm.num_speculative_tokens, llm.drafter.capabilities
     draft_cache = llm.engine.draft_cache
     own = 0 if draft_cache is None else draft_cache.num_bytes
-    affordable = llm.engine.cache.num_bytes + own
-    page_bytes = llm.engine.cache.num_bytes // llm.config.num_pages
+    alone = llm.config_without_drafter
     return {
         "method": llm.method,
         "drafter": type(llm.drafter).__name__,
@@ -116,7 +115,7 @@ def _speculation(llm: LLM) -> dict[str, Any]:
         "rows_a_step": f"up to {drafted + 1} a request, of {llm.config.max_num_batched_tokens}",
         "draft_weight_bytes": capabilities.weight_bytes,
         "draft_cache_limit_bytes": own,
-        "cached_tokens_without": affordable // page_bytes * llm.config.page_size,
+        "cached_tokens_without": alone.num_pages * alone.page_size,
     }
 
 

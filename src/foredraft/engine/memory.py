@@ -6,6 +6,7 @@ Knows bytes, pages and sizes; knows no request and no drafter.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def plan_engine(
     if type(kv_cache_gib) not in (int, float) or not 0 < kv_cache_gib < math.inf:
         raise ConfigError(f"kv_cache_gib must be a number above 0, got {kv_cache_gib!r}")
     page_bytes = page_size * sum(cache.bytes_per_position for cache in caches)
-    affordable = int(kv_cache_gib * 2**30) // page_bytes
+    affordable = int(min(kv_cache_gib * 2**30, sys.maxsize)) // page_bytes
     if affordable < 1:
         raise ConfigError(f"kv_cache_gib {kv_cache_gib} is less than a page of {page_bytes} bytes")
     useful = config.max_num_seqs * config.pages_for(length)
