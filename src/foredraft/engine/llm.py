@@ -118,8 +118,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             prefill_chunk_size=prefill_chunk_size,
         )
-        self.config = plan(shapes)
-        self.config_without_drafter = plan(shapes[:1])  # the same memory for the target alone
+        self.config, self.config_without_drafter = plan(shapes), plan(shapes[:1])
         caches = [
             KVCache(shape, self.config.num_pages, page_size, self.loaded.device) for shape in shapes
         ]
