@@ -103,13 +103,31 @@ def test_a_failure_half_way_leaves_everything_as_it_was(
         assert 0 < done <= total
         raise error
 
-    for directory in (draft, tmp_path / "new"):
+    for directory in (draft, tmp_path / "new", tmp_path / "deep" / "er" / "new"):
         with pytest.raises((ModelError, KeyboardInterrupt)) as caught:
             export_layers(source, directory, 2, force=True, progress=failing)
         if isinstance(error, OSError):
             assert str(caught.value) == f"cannot write {directory}: No space left on device"
     assert files_below(tmp_path) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "source"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EBUSY, "busy"), KeyboardInterrupt()])
+def test_an_earlier_export_outlives_a_failure_to_replace_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    draft = export_layers(source, tmp_path / "draft", 1).directory
+    before, rename = files_below(tmp_path), Path.rename
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.name == "made":
+            raise error
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises((ModelError, KeyboardInterrupt)):
+        export_layers(source, draft, 2, force=True)
+    assert files_below(tmp_path) == before
 
 
 def test_a_directory_that_was_filled_meanwhile_is_kept(source: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -18,17 +18,32 @@ def appearing(directory: Path, check_free: Callable[[], None]) -> Iterator[Path]
     `check_free` raises unless what is at `directory` by then may be replaced. Raises OSError; after
     any error everything is as it was before.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as scratch:
+    with (
+        _parents(directory) as parent,
+        tempfile.TemporaryDirectory(dir=parent, prefix=f".{directory.name}-") as scratch,
+    ):
         made, old = Path(scratch) / "made", Path(scratch) / "old"
         made.mkdir()
         yield made
         check_free()
-        if directory.exists():
-            directory.rename(old)
         try:
+            if directory.exists():
+                directory.rename(old)
             made.rename(directory)
-        except OSError:
-            if old.exists():
+        finally:
+            if old.exists() and not directory.exists():
                 old.rename(directory)
-            raise
+
+
+@contextmanager
+def _parents(directory: Path) -> Iterator[Path]:
+    """The directory above, made where it is missing; what was made goes if the block fails."""
+    missing = [above for above in directory.parents if not above.exists()]
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        yield directory.parent
+    except BaseException:
+        for above in missing:
+            with suppress(OSError):  # never made, or no longer empty
+                above.rmdir()
+        raise
