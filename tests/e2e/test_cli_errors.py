@@ -12,7 +12,7 @@ import pytest
 
 from foredraft.cli import main as cli
 from foredraft.cli.main import main
-from foredraft.core.errors import UserError
+from foredraft.core.errors import ModelError, UserError
 
 
 def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -28,6 +28,7 @@ def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "words"),
     [
         (["--speculative-config", "{method"], "is not JSON"),
+        (["--speculative-config", '{"method": "ngram", "method": "x"}'], "'method' 2 times"),
         (["--speculative-config", "[1]"], "must be a JSON object or null"),
         (["--speculative-config", '{"metod": "ngram"}'], "'metod'"),
         (["--speculative-config", '{"method": "oracle"}'], "'oracle'"),
@@ -145,6 +146,30 @@ def test_workloads_and_benchmarks(
         message = _fails(capsys, "bench", command, str(tiny), "--workload", str(file))
         assert "line 2, prompt 'long'" in message
     assert "--workload" in _fails(capsys, "bench", "decode", str(tiny))
+
+
+@pytest.mark.parametrize("command", ["info", "decode"])
+def test_a_draft_model_is_fetched_as_the_target_is(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    """With a bar and its licence's notice, before anything of it is read."""
+
+    def told(model: str) -> Path:
+        raise ModelError(f"fetching {model} with a bar")
+
+    monkeypatch.setattr("foredraft.cli.download.cached_path", lambda _name: None)
+    monkeypatch.setattr("foredraft.cli.download.fetch", told)
+    workload = tmp_path / "workload"
+    workload.write_text('{"id": "a", "task": "chat", "turns": ["hello"]}\n')
+    start = {"info": ["info", str(tiny)], "decode": ["bench", "decode", str(tiny)]}[command]
+    more = ["--workload", str(workload)] if command == "decode" else []
+    config = '{"method": "draft_model", "model": "smollm2-135m"}'
+    message = _fails(capsys, *start, *more, "--speculative-config", config)
+    assert "fetching smollm2-135m with a bar" in message
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:

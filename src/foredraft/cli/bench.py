@@ -129,6 +129,10 @@ def decode(
         raise UserError("--ignore-eos: peers end where the model does; leave out --peer")
     items = select(read_workload(workload), tasks or (), limit_per_task)
     loaded = runtime.load(model)
+    from foredraft.cli.download import fetch_draft
+
+    for config in configs:
+        fetch_draft(config)
     from foredraft.bench.decode import DecodeSettings, bench_decode
 
     settings = DecodeSettings(

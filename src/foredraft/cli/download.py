@@ -6,7 +6,9 @@ come from and where they are kept.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
@@ -20,6 +22,13 @@ def fetch_once(model: str) -> None:
     """Fetch a built-in model that is not there yet, with a bar; nothing for any other model."""
     if model in BUILT_IN and cached_path(model) is None:
         fetch(model)
+
+
+def fetch_draft(config: Mapping[str, Any] | None) -> None:
+    """`fetch_once` for the draft model that a speculative config names, if any."""
+    model = (config or {}).get("model")
+    if isinstance(model, str):
+        fetch_once(model)
 
 
 def fetch(model: str) -> Path:

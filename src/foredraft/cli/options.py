@@ -182,7 +182,9 @@ def parse_config(text: str) -> dict[str, Any] | None:
     """A `--speculative-config` argument; raises ConfigError for anything but an object or null."""
     check_text(text, "--speculative-config")
     try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=_once_each)
+    except ConfigError:
+        raise
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"--speculative-config {_quoted(text)} is not JSON: {error.msg} at column "
@@ -197,6 +199,16 @@ def parse_config(text: str) -> dict[str, Any] | None:
             f"--speculative-config must be a JSON object or null, not {_quoted(text)}"
         )
     return config
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; its parser would drop all but the last of equal keys."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ConfigError(f"--speculative-config gives {twice!r} {keys.count(twice)} times")
+    return found
 
 
 def _quoted(text: str) -> str:
@@ -257,7 +269,9 @@ class RuntimeOptions:
     def llm(self, loaded: LoadedModel, config: dict[str, Any] | None, **more: Any) -> LLM:
         """An engine over a model that may be shared with others."""
         from foredraft import LLM
+        from foredraft.cli.download import fetch_draft
 
+        fetch_draft(config)
         return LLM(loaded, speculative_config=config, **self.engine_settings(), **more)
 
     def engine_settings(self) -> dict[str, Any]:
