@@ -242,6 +242,14 @@ def test_it_catches_up_in_one_pass(make_pair, pair):
     assert_empty(llm)
 
 
+@BOTH
+def test_the_dtype_of_keys_and_values_is_that_of_both_caches(make_pair, pair, params):
+    llm = make_pair(3, kv_dtype="bfloat16")
+    assert llm.engine.draft_cache.dtype == llm.engine.cache.dtype == torch.bfloat16
+    plain = LLM(pair[0], seed=5, kv_dtype="bfloat16")
+    assert ids(llm.generate(PROMPTS, params)) == ids(plain.generate(PROMPTS, params))
+
+
 def test_both_caches_come_out_of_one_budget(make_pair, pair):
     target, draft = (cache_shape(m.config, m.cache_dtype).bytes_per_position for m in pair)
     both = target + draft

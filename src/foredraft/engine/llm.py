@@ -7,6 +7,7 @@ what happens in a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,8 @@ class LLM:
         cache_dtype = choose_cache_dtype(kv_dtype, self.loaded)
         shapes = [cache_shape(self.loaded.config, cache_dtype)]
         if self.drafter is not None and self.drafter.capabilities.cache is not None:
-            shapes.append(self.drafter.capabilities.cache)
+            own = self.drafter.capabilities.cache
+            shapes.append(own if kv_dtype == "auto" else replace(own, dtype=cache_dtype))
         plan = partial(
             plan_engine,
             self.loaded.config.max_position_embeddings,
