@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import product
+import math
+from collections import Counter
+from itertools import accumulate, product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foredraft.core.counts import AcceptanceCounts
+from foredraft.planning.best_tree import best_tree
 from foredraft.planning.policy import FixedWidth, Load, RequestState
 from foredraft.planning.speedup import (
     DraftLength,
@@ -17,6 +20,7 @@ from foredraft.planning.speedup import (
     iid_acceptance,
     iid_expected_tokens,
     speedup,
+    speedup_ceiling,
     step_cost,
 )
 
@@ -138,3 +142,70 @@ def test_the_fixed_policy_never_changes(width: int) -> None:
     for load in (Load(1, 1), Load(64, 512)):
         requests = [RequestState("a"), RequestState("b", counts=counts)]
         assert policy.widths(load, requests) == [width, width]
+
+
+@given(st.floats(0.0, 0.99), st.floats(0.001, 0.9))
+def test_the_ceiling_is_the_best_of_all_lengths(rate: float, draft_cost: float) -> None:
+    every = [iid_expected_tokens(rate, k) / (k * draft_cost + 1) for k in range(300)]
+    assert speedup_ceiling(rate, draft_cost) == pytest.approx(max(every))
+
+
+def test_the_ceilings_ends() -> None:
+    assert speedup_ceiling(0.8) == pytest.approx(5.0)
+    assert speedup_ceiling(1.0) == math.inf
+    assert speedup_ceiling(1.0, 0.25) == pytest.approx(4.0)
+    assert speedup_ceiling(0.0, 0.1) == 1.0
+    with pytest.raises(ValueError, match="draft_cost must be 0 or more, got -1"):
+        speedup_ceiling(0.5, -1)
+
+
+def every_tree(nodes: int) -> set[tuple[int, ...]]:
+    """Parents of all trees, a parent before its children."""
+    return set(product(*(range(-1, i) for i in range(nodes))))
+
+
+def tree_tokens(parents: tuple[int, ...], rates: list[float]) -> tuple[float, int]:
+    """Expected tokens, and the depth; siblings take the ranks in their order."""
+    alive, depth, children = {-1: 1.0}, {-1: 0}, Counter[int]()
+    for node, parent in enumerate(parents):
+        rank = children[parent]
+        children[parent] += 1
+        alive[node] = alive[parent] * (rates[rank] if rank < len(rates) else -math.inf)
+        depth[node] = depth[parent] + 1
+    return sum(alive.values()), max(depth.values())
+
+
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=1, max_size=3),
+    st.floats(0.0, 0.5),
+    st.lists(st.floats(0.0, 0.5), min_size=5, max_size=5),
+    st.integers(1, 4),
+)
+@settings(max_examples=40)
+def test_the_best_tree_is_the_best_of_all(
+    weights: list[float], draft_cost: float, increments: list[float], max_depth: int
+) -> None:
+    rates = [weight / (sum(weights) + 0.2) for weight in weights]
+    verify_cost = list(accumulate(increments, initial=1.0))
+    best = best_tree(rates, draft_cost, verify_cost, max_depth)
+    expected = 1.0
+    for nodes in range(1, len(verify_cost)):
+        for parents in every_tree(nodes):
+            tokens, depth = tree_tokens(parents, rates)
+            if depth <= max_depth:
+                expected = max(expected, tokens / (depth * draft_cost + verify_cost[nodes]))
+    assert best.speedup == pytest.approx(expected)
+    tokens, depth = tree_tokens(best.parents, rates)
+    assert tokens == pytest.approx(best.expected_tokens)
+    cost = depth * draft_cost + verify_cost[len(best.parents)]
+    assert tokens / cost == pytest.approx(best.speedup)
+
+
+def test_one_rank_makes_a_chain_and_no_rate_no_tree() -> None:
+    free = [1.0] * 9
+    chain = best_tree([0.9], 0.05, free)
+    assert chain.parents == tuple(range(-1, chain.depth - 1))
+    assert chain.speedup == pytest.approx(best_draft_length([0.9] * 8, 0.05, free).speedup)
+    assert best_tree([0.0], 0.1, free).parents == ()
+    with pytest.raises(ValueError, match="at most 1 together"):
+        best_tree([0.7, 0.6], 0.0, free)

@@ -243,7 +243,7 @@ def test_a_new_request_leans_on_its_type_and_then_on_itself() -> None:
     assert estimates.outlook("fresh", "temperature 1.0", 1).survival[0] > 0.5
     for _ in range(20):
         estimates.add(Judged("fresh", "greedy", 3, 3, 3, False))
-    assert estimates.outlook("fresh", "greedy", 1).survival[0] > 0.6
+    assert estimates.outlook("fresh", "greedy", 1).survival[0] > 0.5
     estimates.release("fresh")
     assert estimates.outlook("fresh", "greedy", 1).survival[0] < 0.4
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli import bench, certify, chat, describe, export, generate, pull
+from foredraft.cli import bench, certify, chat, describe, export, generate, plan, pull
 from foredraft.cli.console import one_line
 from foredraft.cli.interrupts import ModelCommand
 from foredraft.cli.streams import CLOSED_PIPE, OutputError, guarded_streams
@@ -41,6 +41,7 @@ app.command("chat", cls=ModelCommand)(chat.chat)
 app.command("info", cls=ModelCommand)(describe.describe)
 app.command("certify", cls=ModelCommand)(certify.certify)
 app.command("export", cls=ModelCommand)(export.export)
+app.command("plan")(plan.plan)
 app.command("pull")(pull.pull)
 app.add_typer(bench.app, name="bench")
 

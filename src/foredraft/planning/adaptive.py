@@ -4,7 +4,7 @@ Knows promises and costs, and learns both from the steps it is told of; knows no
 and no clock. Drafting begins only where it promises `MARGIN` more than plain decoding does, and
 ends where it promises less: near the break-even nothing flutters. What is not drafted can't be
 learnt: now and then one request gets a token or two more than pays (a probe), from a credit that
-grows by `PROBE_SHARE` of the time.
+grows by `PROBE_SHARE` of the time; and a step now and then is plain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foredraft.planning.allocation import Costs, Objective, Prospect, allocate
-from foredraft.planning.cost import CostCurve
+from foredraft.planning.cost import LONGEST_UNSEEN, CostCurve
 from foredraft.planning.estimates import Estimates
 from foredraft.planning.policy import Judged, Load, RequestState, StepRecord
 
@@ -21,6 +21,7 @@ PROBE_SHARE = 0.01  # of the time, at most
 PROBE_EVERY = 32  # steps; one that was accepted is followed by another at once
 PROBE_WIDTH = 2
 LARGEST_CREDIT = 8  # probes
+FIRST_PLAIN, PLAIN_EVERY = 16, 256  # steps from one plain step to the next at most; doubles
 DRAFT_RATE = 0.1  # of a step's news about the drafter's own cost
 
 
@@ -44,7 +45,10 @@ class AdaptivePolicy:
         self._drafts = False  # the last step drafted, probes apart
         self._credit = 0.0  # seconds that probes may take
         self._since_probe = 0  # steps
+        self._since_plain = 0  # steps
+        self._plain_every = FIRST_PLAIN
         self._num_steps = 0
+        self._last_seen: dict[int, int] = {}  # step, by segment of the curve
         self._last_draft: dict[str, int] = {}  # step of each request's last draft
 
     def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
@@ -59,6 +63,7 @@ class AdaptivePolicy:
         ]
         best, plain = allocate(load, prospects, self.costs, self.objective)
         pays = best.score >= plain.score * (1.0 if self._drafts else 1.0 + MARGIN)
+        pays = pays and self._since_plain < self._plain_every
         widths = best.widths if pays else plain.widths
         if self._probes(load):
             self._add_probe(requests, caps, widths)
@@ -92,7 +97,11 @@ class AdaptivePolicy:
         probed = self._note_probe(record)
         asked = [judged for judged in record.requests if judged.asked]
         only_probe = probed and len(asked) == 1 and asked[0].asked <= PROBE_WIDTH
-        self._drafts = bool(asked) and (self._drafts or not only_probe)
+        if asked or self._since_plain < self._plain_every:
+            self._drafts = bool(asked) and (self._drafts or not only_probe)
+        if self._since_plain >= self._plain_every:
+            self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
+        self._since_plain = self._since_plain + 1 if record.num_draft_rows else 0
         for judged in record.requests:
             self._estimates.add(judged)
             if judged.asked and not judged.ended:
@@ -146,5 +155,9 @@ class AdaptivePolicy:
         expected = curve.of_step(load.num_rows + drafted, load.num_requests, load.num_positions)
         mean_positions = load.num_positions / load.num_requests
         expected += curve.row_position_seconds * drafted * mean_positions
-        corrected = curve.corrected(load.num_rows + drafted, expected, record.seconds)
+        rows = load.num_rows + drafted
+        segment = curve.segment(rows)
+        num_unseen = self._num_steps - self._last_seen.get(segment, -LONGEST_UNSEEN)
+        self._last_seen[segment] = self._num_steps
+        corrected = curve.corrected(rows, expected, record.seconds, num_unseen)
         self.costs = Costs(corrected, self.costs.draft_ratio)

@@ -15,7 +15,8 @@ from typing import Any
 # A step's seconds move the whole curve by this share of what they differ, and its shape near their
 # number of rows by the other: a machine that is slower for a while changes no ratio of costs.
 SCALE_RATE = 0.1
-SHAPE_RATE = 0.02
+SHAPE_RATE = 0.01
+LONGEST_UNSEEN = 50  # steps; what was not seen for longer is no more uncertain
 LARGEST_SURPRISE = 0.3  # of the seconds expected; more is a machine that was busy elsewhere
 
 
@@ -56,13 +57,16 @@ class CostCurve:
         """
         if rows <= self.rows[0]:
             return self.seconds[0] if rows > 0 else 0.0
-        at = bisect_right(self.rows, rows)
         if len(self.rows) == 1:
             return self.seconds[0] * rows / self.rows[0]
-        at = min(at, len(self.rows) - 1)
+        at = self.segment(rows)
         left, right = self.rows[at - 1], self.rows[at]
         low, high = self.seconds[at - 1], self.seconds[at]
         return low + (high - low) * (rows - left) / (right - left)
+
+    def segment(self, rows: float) -> int:
+        """The point at the right end of the line that `rows` lie on."""
+        return min(bisect_right(self.rows, rows), len(self.rows) - 1)
 
     def beside_rows(self, requests: int, positions: int) -> float:
         """Seconds that requests and context add."""
@@ -72,20 +76,32 @@ class CostCurve:
         """Seconds of a step, but for what its further rows read."""
         return self.of_rows(rows) + self.beside_rows(requests, positions)
 
-    def corrected(self, rows: int, expected: float, seconds: float) -> CostCurve:
-        """The curve after a step of `rows` took `seconds` where `expected` were expected."""
-        surprise = seconds / expected - 1.0
-        surprise = max(-LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
-        scale = 1.0 + SCALE_RATE * surprise
+    def corrected(
+        self, rows: int, expected: float, seconds: float, num_unseen: int = 1
+    ) -> CostCurve:
+        """The curve after a step of `rows` took `seconds` where `expected` were expected, the first
+        of so many rows for `num_unseen` steps: the longer ago, the more it teaches.
+        """
+        surprise = min(LARGEST_SURPRISE, seconds / expected - 1.0)
+        scale = 1.0 + SCALE_RATE * max(-LARGEST_SURPRISE, surprise)
+        shape = 1.0 - (1.0 - SHAPE_RATE) ** min(num_unseen, LONGEST_UNSEEN)
         points = [each * scale for each in self.seconds]
-        at = min(bisect_right(self.rows, rows), len(self.rows) - 1)
-        for near in {max(0, at - 1), at}:
-            left, right = self.rows[max(0, at - 1)], self.rows[at]
-            share = 1.0 if left == right else 1.0 - abs(rows - self.rows[near]) / (right - left)
-            points[near] *= 1.0 + SHAPE_RATE * surprise * max(0.0, min(1.0, share))
+        right = self.segment(rows)
+        left = max(0, right - 1)
+        span = self.rows[right] - self.rows[left]
+        for near in {left, right}:
+            share = 1.0 - abs(rows - self.rows[near]) / span if span else 1.0
+            points[near] *= 1.0 + shape * surprise * max(0.0, min(1.0, share))
+        # What was just seen is right: what contradicts it gives way.
+        points[right] = max(points[left], points[right])
+        for i in range(len(points)):
+            if i < left:
+                points[i] = min(points[i], points[left])
+            elif i > right:
+                points[i] = max(points[i], points[right])
         return replace(
             self,
-            seconds=tuple(_never_falling(points)),
+            seconds=tuple(points),
             request_seconds=self.request_seconds * scale,
             position_seconds=self.position_seconds * scale,
             row_position_seconds=self.row_position_seconds * scale,

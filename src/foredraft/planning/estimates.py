@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from foredraft.planning.policy import Judged
 
 PRIOR_ACCEPTANCE = 0.75  # of a drafter that nothing is known of: worth trying
-TYPE_MEMORY = 100.0  # drafts; evidence older than that counts little
-REQUEST_MEMORY = 16.0
+TYPE_MEMORY = 200.0  # drafts; evidence older than that counts little
+REQUEST_MEMORY = 24.0
 TYPE_WEIGHT = 3.0  # drafts that the prior is worth beside a type's own
 UNLIKELY = 1e-3
-REQUEST_WEIGHT = 8.0  # drafts that the type is worth beside a request's own
+REQUEST_WEIGHT = 16.0  # drafts that the type is worth beside a request's own
 
 
 @dataclass(frozen=True, slots=True)

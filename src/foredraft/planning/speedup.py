@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,31 @@ def best_draft_length(
         gain = speedup(acceptance[:length], draft_cost, verify_cost)
         if gain > best.speedup:
             best = DraftLength(length, gain)
+    return best
+
+
+def speedup_ceiling(acceptance: float, draft_cost: float = 0.0) -> float:
+    """What no draft length beats: the best speed-up with equal rates where verification is free.
+
+    `1 / (1 - a)` where drafting is free too (Leviathan et al., section 3.3); with `draft_cost` c,
+    the best of `(1 - a^(k + 1)) / ((1 - a)(k c + 1))`. Infinite for a = 1 and c = 0.
+
+    Raises:
+        ValueError: a rate outside [0, 1], or a negative cost.
+    """
+    _check_rates([acceptance])
+    if draft_cost < 0:
+        raise ValueError(f"draft_cost must be 0 or more, got {draft_cost}")
+    if draft_cost == 0:
+        return 1.0 / (1.0 - acceptance) if acceptance < 1 else inf
+    if acceptance == 1:
+        return max(1.0, 1.0 / draft_cost)  # (k + 1) / (k c + 1): 1 at k = 0, 1 / c without end
+    tokens = survival = best = 1.0
+    cost = 1.0
+    # Another token pays while what it brings for its cost exceeds the ratio so far.
+    while (survival := survival * acceptance) > draft_cost * best:
+        tokens, cost = tokens + survival, cost + draft_cost
+        best = tokens / cost
     return best
 
 
