@@ -43,8 +43,7 @@ def certify(
     draws: Annotated[
         int | None,
         Option(
-            help="Samples at each place. (default: as many as show a total variation of 0.02, "
-            "then of 0.04)",
+            help="Samples at each place. (default: as many as show a total variation of 0.02)",
             metavar="N",
             min=1000,
         ),

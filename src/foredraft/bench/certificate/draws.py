@@ -96,13 +96,15 @@ class Pair:
 
     def remembering(self, base: Sequence[int]) -> tuple[Pair, RememberedModel]:
         """The same pair for contexts that start with `base`, each row computed once; the target."""
-        kv_dtype = choose_cache_dtype(self.engine.get("kv_dtype", "auto"), self.target)
-        rows = RememberedModel(self.target, base, kv_dtype)
+        kv_dtype = self.engine.get("kv_dtype", "auto")
+        rows = RememberedModel(self.target, base, choose_cache_dtype(kv_dtype, self.target))
         drafter = self.drafter
         if isinstance(drafter, DraftModelDrafter):
             drafter = copy.copy(drafter)
-            model = RememberedModel(drafter.loaded, base, drafter.loaded.cache_dtype)
-            drafter.loaded = replace(drafter.loaded, model=model)
+            own = choose_cache_dtype(kv_dtype, drafter.loaded)
+            drafter.loaded = replace(
+                drafter.loaded, model=RememberedModel(drafter.loaded, base, own)
+            )
         target = replace(self.target, model=rows)
         return replace(self, target=target, drafter=drafter, engine={}), rows
 

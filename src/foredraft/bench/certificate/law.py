@@ -42,8 +42,8 @@ IMPOSSIBLE = 2.0  # the rank of a token that its law gives probability 0
 TYPICAL_DF = 23  # before a site is chosen: that of a law which pools into single cells
 
 SETTINGS = (
-    Setting("temperature 0.8", 0.8, width=1, length=2, variation=0.02),
-    Setting("temperature 0.8, top-p 0.9", 0.8, top_p=0.9, width=2, length=3, variation=0.04),
+    Setting("temperature 0.8", 0.8, width=1, length=2),
+    Setting("temperature 0.8, top-p 0.9", 0.8, top_p=0.9, width=2, length=3),
 )
 
 
