@@ -27,7 +27,7 @@ from foredraft.bench.certificate.sites import target_law
 from foredraft.bench.workload import Item
 from foredraft.core import acceptance, coins, rejection
 from foredraft.core.counts import AcceptanceCounts
-from foredraft.core.errors import ConfigError, InvalidRequest
+from foredraft.core.errors import ConfigError, InvalidRequest, ModelError
 from foredraft.core.sampling import Sampler
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine import step
@@ -274,7 +274,35 @@ def test_without_draws_that_many_are_made_as_the_stated_power_needs(pair):
 def test_a_drafter_that_never_drafts_certifies_nothing(models):
     checks = law_verdicts(Pair(models[0], EmptyDrafter(), 2, "standard"), FEW)
     assert len(failed(checks)) == len(checks) == 2
-    assert "proposed nothing in the continuations of 2 prompts" in checks[0].detail
+    assert "in the continuations of 2 prompts the drafter proposed nothing" in checks[0].detail
+
+
+def test_a_target_without_a_choice_tests_nothing(models):
+    settings = LawSettings(settings=[Setting("one", 1.0, top_k=1, length=2)], draws=DRAWS)
+    checks = law_verdicts(Pair(models[0], RepeatDrafter(3), 2, "standard"), settings)
+    assert failed(checks) == ["law, one"]
+
+
+def test_a_model_that_is_no_model_is_a_mistake_and_not_a_failed_check(models, monkeypatch):
+    target, _ = models
+    run = target.model.run
+
+    def broken(batch, cache):
+        output = run(batch, cache)
+        return replace(output, logits=output.logits * float("nan"))
+
+    monkeypatch.setattr(target.model, "run", broken)
+    with pytest.raises(ModelError, match="nothing can be certified"):
+        check_identity(Pair(target, EmptyDrafter(), 1, "standard"), PROMPTS, 4, 0, silent)
+
+
+def test_prompts_may_be_many(models):
+    many = {f"prompt {number}": [3 + number % 5, 4, number % 7] for number in range(20)}
+    pair = Pair(models[0], RepeatDrafter(3), 1, "standard")
+    identity = check_identity(pair, many, 2, 0, silent)
+    assert identity.checks[0].statistic == 80.0
+    assert failed(identity.checks) == []
+    assert failed(check_counts(pair, identity.outputs, identity.greedy, 0, silent)) == []
 
 
 def test_a_law_is_by_definition_what_the_sampler_makes(models):

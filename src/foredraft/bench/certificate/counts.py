@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from foredraft.bench.certificate.check import Check
-from foredraft.bench.certificate.draws import Pair
+from foredraft.bench.certificate.draws import Pair, check_finished
 from foredraft.core.acceptance import Origin
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.draft_model import DraftModelDrafter
@@ -62,8 +62,9 @@ def _outputs(
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
 ) -> list[RequestOutput]:
-    llm = pair.llm(width, drafter, max_num_seqs=len(prompts))
-    return llm.generate([list(prompt) for prompt in prompts], params)
+    outputs = pair.llm(width, drafter).generate([list(prompt) for prompt in prompts], params)
+    check_finished(outputs)
+    return outputs
 
 
 def _acceptance(name: str, outputs: Sequence[RequestOutput], rate: float) -> Check:

@@ -18,11 +18,13 @@ from torch import Tensor
 from foredraft.bench.certificate.cells import RANK_CELLS, rank_interval
 from foredraft.bench.certificate.remember import RememberedModel
 from foredraft.core.coins import mix
+from foredraft.core.errors import ModelError
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.interface import Draft, Drafter, DraftRequest
 from foredraft.engine.llm import LLM
 from foredraft.engine.memory import choose_cache_dtype
+from foredraft.engine.outputs import RequestOutput
 from foredraft.models.load import LoadedModel
 from foredraft.testing.wrapping_drafters import WrappingDrafter
 
@@ -215,10 +217,20 @@ def _draw(
     for group in range(-(-count // GROUP)):
         size = min(GROUP, count - len(draws.sequences))
         params = setting.params(mix(seed, group + 2), size)
-        for completion in llm.generate([list(base)], params)[0].outputs:
+        outputs = llm.generate([list(base)], params)
+        check_finished(outputs)
+        for completion in outputs[0].outputs:
             draws.sequences.append(tuple(completion.token_ids))
             assert completion.metrics is not None  # every completion of the engine has them
             histogram = completion.metrics.speculative_decoding.acceptance_histogram
             draws.accepted.update(dict(enumerate(histogram)))
         progress(len(draws.sequences), count)
     return draws
+
+
+def check_finished(outputs: Sequence[RequestOutput]) -> None:
+    """Raise ModelError, with its reason, for an output that ended in an error: bad logits."""
+    for output in outputs:
+        for completion in output.outputs:
+            if completion.error is not None:
+                raise ModelError(f"nothing can be certified: {completion.error}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foredraft.bench.certificate.check import Check
-from foredraft.bench.certificate.draws import Pair
+from foredraft.bench.certificate.draws import Pair, check_finished
 from foredraft.bench.identity import Committed, Mismatch, Recorder, first_mismatch
 from foredraft.core.sampling import SamplingParams
 from foredraft.engine.llm import LLM
@@ -20,6 +20,7 @@ from foredraft.engine.outputs import RequestOutput
 Progress = Callable[[str, int, int], None]  # what, done, of
 TEMPERATURE = 0.8
 CHUNKS = (1, 7, 64)  # prompt rows a pass
+BATCH = 16  # requests at once
 ALONE = "one request at a time"
 
 
@@ -100,9 +101,10 @@ def _run(
 ) -> tuple[list[list[Committed]], list[RequestOutput]]:
     """What each job committed, and the outputs; without a pair plain decoding's."""
     recorder = Recorder()
+    size = min(BATCH, len(jobs)) if way.at_once else 1
     sizes: dict[str, Any] = {
         "tap": recorder,
-        "max_num_seqs": len(jobs) if way.at_once else 1,
+        "max_num_seqs": size,
         "prefill_chunk_size": way.chunk,
     }
     if pair is None:
@@ -110,10 +112,10 @@ def _run(
     else:
         llm = coupled.llm(way.width, **sizes)
     outputs: list[RequestOutput] = []
-    step = len(jobs) if way.at_once else 1
-    for start in range(0, len(jobs), step):
-        batch = jobs[start : start + step]
+    for start in range(0, len(jobs), size):
+        batch = jobs[start : start + size]
         outputs += llm.generate([list(job.prompt) for job in batch], [job.params for job in batch])
+        check_finished(outputs[start:])
         progress(f"identity, {way.name}", len(outputs), len(jobs))
     return [recorder.rows.pop(output.request_id) for output in outputs], outputs
 

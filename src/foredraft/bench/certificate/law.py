@@ -31,7 +31,7 @@ from foredraft.bench.certificate.draws import (
     draw_remembered,
     rank_cell,
 )
-from foredraft.bench.certificate.remember import Suffix
+from foredraft.bench.certificate.remember import RememberedModel, Suffix
 from foredraft.bench.certificate.sites import Site, best_site, target_law
 from foredraft.core.coins import mix
 
@@ -73,7 +73,7 @@ class Plan:
 
     places: Sequence[Place]
     level: float  # of each test, so that all of them together keep the family's error
-    without: Sequence[Setting]  # settings under which nothing is ever drafted
+    without: Sequence[Setting]  # settings under which there is nothing to test
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def check_laws(
         replay, rows = pair.remembering(place.site.base)
         result = draw_at(replay, place, progress)
         tests.append(first_token(result, plan.level))
-        tests += _successive_tokens(result, rows.logits)
+        tests += _successive_tokens(result, rows)
         tests += _draft_laws(result)
         results.append(result)
     if results:
@@ -157,8 +157,8 @@ def draw_at(replay: Pair, place: Place, progress: Progress) -> SiteResult:
 
 def _nothing_drafted(setting: Setting, num_prompts: int) -> Check:
     detail = (
-        f"the drafter proposed nothing in the continuations of {num_prompts} prompts, so that "
-        "there is nothing to test; give --prompts for which it drafts"
+        f"in the continuations of {num_prompts} prompts the drafter proposed nothing where the "
+        "target had a choice, so that nothing could be tested; give other --prompts"
     )
     return Check(f"law, {setting.name}", False, None, None, detail)
 
@@ -187,8 +187,6 @@ def first_token(result: SiteResult, level: float) -> LawTest:
 
 
 def _power(site: Site, df: int, count: int, level: float) -> str:
-    if df == 0:
-        return "one token has all the probability: nothing can be seen here"
     variation = smallest_variation(df, level, count, POWER)
     words = f"power {POWER} for a total variation of {variation:.3f}"
     if not site.mutants:
@@ -201,10 +199,10 @@ def _power(site: Site, df: int, count: int, level: float) -> str:
     )
 
 
-def _successive_tokens(result: SiteResult, logits: Callable[[Suffix], Tensor]) -> list[LawTest]:
+def _successive_tokens(result: SiteResult, rows: RememberedModel) -> list[LawTest]:
     """Ranks of two tokens in a row, each under the law given those before, are independent."""
     setting = result.place.setting
-    ranks = _ranks(result, logits)
+    ranks = _ranks(result, rows)
     expected = torch.full((GRID * GRID + 1,), 1.0 / (GRID * GRID), dtype=torch.float64)
     expected[-1] = 0.0  # what the target never says
     tests = []
@@ -224,7 +222,7 @@ def _grid_cell(first: float, second: float) -> int:
     return GRID * rank_cell(first, GRID) + rank_cell(second, GRID)
 
 
-def _ranks(result: SiteResult, logits: Callable[[Suffix], Tensor]) -> list[list[float]]:
+def _ranks(result: SiteResult, rows: RememberedModel) -> list[list[float]]:
     """`[N][L]` uniform ranks of the tokens under a true law; `IMPOSSIBLE` where it gives 0."""
     place, draws = result.place, result.draws
     sequences = draws.sequences
@@ -234,7 +232,7 @@ def _ranks(result: SiteResult, logits: Callable[[Suffix], Tensor]) -> list[list[
             following[sequence[:length]].add(token)
     intervals: dict[Suffix, tuple[float, float]] = {}
     for prefix in sorted(following):
-        law = target_law(logits(prefix), place.setting)
+        law = target_law(rows.logits(prefix).cpu(), place.setting)
         draft_law = _claimed(draws, prefix, law)
         for token in following[prefix]:
             possible = bool(law[token] > 0)

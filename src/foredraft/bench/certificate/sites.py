@@ -94,7 +94,7 @@ def best_site(
 ) -> Site | None:
     """The site of the highest rank in the continuations of all prompts.
 
-    None where the drafter drafts nothing anywhere.
+    None where the drafter drafts nothing, or the target has one thing to say, everywhere.
     """
     sites: list[Site] = []
     for done, (prompt_id, prompt) in enumerate(prompts.items()):
@@ -143,7 +143,7 @@ def _scout(
             continue
         probs = target_law(rows[len(context)], setting)
         sites.append(_site(prompt_id, context, probs, draft_probs, setting, sampled))
-    return sites
+    return [site for site in sites if site.cells.num_possible > 1]
 
 
 def _site(
