@@ -36,7 +36,7 @@ LONGEST = 256
 MOST_REQUESTS = 1024
 NEEDED = ("weights_gb", "bandwidth_gb_s", "tflops")
 LONGEST_SIMULATED = 8
-SHORTEST_PROMPT, ANSWER_TOKENS = 16, 128
+PROMPT_TOKENS, ANSWER_TOKENS = 16, 128
 LOAD_COLUMNS = ("best_fixed_speedup", "policy_speedup", "oracle_speedup", "mean_width")
 SIMULATED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 4096)
 
@@ -98,9 +98,9 @@ def plan(
     if loads is not None:
         if verify_cost is None and sheet is None:
             raise UserError("--loads needs what rows cost: --verify-cost or --roofline")
-        curve, prompt = _curve(costs, sheet), sheet.context if sheet is not None else 0
+        curve, context = _curve(costs, sheet), 0 if sheet is None else int(sheet.context)
         result["loads"] = [
-            _simulated(load, result["acceptance"], draft_cost, curve, max(SHORTEST_PROMPT, prompt))
+            _simulated(load, result["acceptance"], draft_cost, curve, context)
             for load in _loads(loads)
         ]
     if json_output:
@@ -245,10 +245,12 @@ def _simulated(
     rates: Sequence[float],
     draft_cost: float,
     curve: CostCurve,
-    prompt_tokens: int,
+    context: int,
 ) -> dict[str, Any]:
-    """As many requests at once, four times as many in all: what each policy comes to."""
-    trace = poisson(0, max(8, 4 * load), prompt_tokens, ANSWER_TOKENS, Law.of(*rates))
+    """As many requests at once, four times as many in all, behind a context that is cached."""
+    num_requests = max(8, 4 * load)
+    law = Law.of(*rates)
+    trace = poisson(0, num_requests, PROMPT_TOKENS, ANSWER_TOKENS, law, num_cached=context)
     costs = Costs(curve, draft_cost)
     machine = Machine(costs, max_num_seqs=load, max_num_batched_tokens=max(256, 16 * load))
     longest = min(len(rates), LONGEST_SIMULATED)

@@ -65,6 +65,7 @@ class Arrival:
     num_output: int
     law: Law
     request_type: str = "greedy"
+    num_cached: int = 0  # positions before the prompt that the prefix cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class _Sequence:
 
     @property
     def num_positions(self) -> int:
-        return self.num_read + self.num_output
+        return self.arrival.num_cached + self.num_read + self.num_output
 
     @property
     def state(self) -> RequestState:
@@ -337,11 +338,18 @@ def compare(
 
 
 def poisson(
-    rate: float, num_requests: int, num_prompt: int, num_output: int, law: Law, seed: int = 0
+    rate: float,
+    num_requests: int,
+    num_prompt: int,
+    num_output: int,
+    law: Law,
+    *,
+    num_cached: int = 0,
+    seed: int = 0,
 ) -> list[Arrival]:
     """`rate` requests a second, independent of one another. 0 or less: all come at once."""
     draw, at, trace = Random(f"{seed}/arrivals"), 0.0, []
     for _ in range(num_requests):
-        trace.append(Arrival(at, num_prompt, num_output, law))
+        trace.append(Arrival(at, num_prompt, num_output, law, num_cached=num_cached))
         at += draw.expovariate(rate) if rate > 0 else 0.0
     return trace
