@@ -8,6 +8,7 @@ weights of a shape are copied until they no longer fit in a cache, and visited o
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any
         shapes = linear_shapes(loaded.config)
         for done, shape in enumerate(shapes):
             progress(f"linear {format_name}", done, len(shapes))
-            linear += _LinearBench(kernels, memory, format_name, shape, settings).entries()
+            entries = _LinearBench(kernels, memory, format_name, shape, settings).entries()
+            linear += [entry | {"uses": shapes[shape]} for entry in entries]
         progress(f"linear {format_name}", len(shapes), len(shapes))
         forward += bench_forward(loaded, settings.rounds, progress)
     verify += bench_verify(kernels.row_math, loaded.config.vocab_size, settings.rounds, progress)
@@ -109,18 +111,17 @@ def working_set_bytes() -> int:
     return max(SMALLEST_WORKING_SET, 4 * largest)
 
 
-def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """`[N, K]` of the model's matrices as the decoder packs them, each shape once."""
+def linear_shapes(config: ModelConfig) -> dict[tuple[int, int], int]:
+    """`[N, K]` of the model's matrices as the decoder packs them, and how many a pass uses."""
     hidden, dim = config.hidden_size, config.head_dim
     heads, kv_heads = config.num_heads, config.num_kv_heads
-    shapes = [
+    of_a_layer = [
         ((heads + 2 * kv_heads) * dim, hidden),
         (hidden, heads * dim),
         (2 * config.intermediate_size, hidden),
         (hidden, config.intermediate_size),
-        (config.vocab_size, hidden),
     ]
-    return list(dict.fromkeys(shapes))
+    return dict(Counter([*(of_a_layer * config.num_layers), (config.vocab_size, hidden)]))
 
 
 class _LinearBench:
@@ -318,6 +319,7 @@ def summarise(
                 for e, (b, f) in zip(four, torch_four, strict=True)
             ],
             "prefill_speed_over_torch_float32": _ratios(torch_many, many, "torch_us", "us"),
+            "all_of_a_pass": _all_of_a_pass(linear, name),
         }
         passes = {e["rows"]: e["ms"] for e in forward if e["dtype"] == name}
         if passes:
@@ -328,6 +330,29 @@ def summarise(
                 PROMPT_ROWS / passes[PROMPT_ROWS] * 1e3, 1
             )
     return summary
+
+
+def _all_of_a_pass(linear: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    """The same ratios for all matrices of one pass together, each as often as the pass uses it."""
+
+    def total(format_name: str, rows: int, key: str) -> float:
+        return sum(float(e["uses"] * e[key]) for e in _of_rows(linear, format_name, rows))
+
+    one, four = total(name, 1, "us"), total(name, 4, "us")
+    limit = sum(
+        e["uses"] * e["us"] * e["gb_s"] / e["read_bandwidth_gb_s"]
+        for e in _of_rows(linear, name, 1)
+    )
+    torch = min(total(each, 4, "torch_us") for each in FORMATS)
+    many = total(name, PREFILL_ROWS, "us")
+    return {
+        "one_row_share_of_bandwidth": round(limit / one, 3),
+        "four_rows_over_one": round(four / one, 3),
+        "four_rows_speed_over_faster_torch": round(torch / four, 2),
+        "prefill_speed_over_torch_float32": round(
+            total("float32", PREFILL_ROWS, "torch_us") / many, 2
+        ),
+    }
 
 
 def _of_rows(linear: Sequence[Mapping[str, Any]], name: str, rows: int) -> list[Mapping[str, Any]]:

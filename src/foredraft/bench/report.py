@@ -114,6 +114,17 @@ def _kernels(result: Result) -> str:
         f"memory; read bandwidth, measured between them, {bandwidth:.1f} GB/s; "
         f"{result['instruction_set']}, {result['threads']} threads."
     )
+    for name, summary in result.get("summary", {}).items():
+        together = summary.get("all_of_a_pass")
+        if together:
+            words += (
+                f" All of a pass together, {name}: one row at "
+                f"{together['one_row_share_of_bandwidth']:.0%} of the bandwidth, four rows at "
+                f"{together['four_rows_over_one']:.2f} of one and "
+                f"{together['four_rows_speed_over_faster_torch']:.1f} times the speed of torch's "
+                f"faster dtype, 256 rows at {together['prefill_speed_over_torch_float32']:.1f} "
+                "times torch's float32."
+            )
     heading = ["format", "N x K", "1 row", "of bandwidth", "4 rows", "4 / 1", "torch, 4 rows"]
     heading += ["256 rows", "torch, 256 rows"]
     return f"{_section(words, heading, rows, result)}\n\n{_passes(result)}"
