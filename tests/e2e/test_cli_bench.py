@@ -265,3 +265,12 @@ def test_pull_says_where_the_model_is(
     assert facts["bytes"] == smollm2_path.stat().st_size
     assert main(["pull", "smollm2-135m"]) == 0
     assert capsys.readouterr().out == f"{smollm2_path}\n"
+
+
+def test_the_rules_are_tabulated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "rules"]) == 0
+    table = capsys.readouterr().out
+    assert "`rejection_sample_method`" in table
+    assert "**lossy**" in table
+    entries = _json(capsys, "bench", "rules")
+    assert {entry["method"] for entry in entries} >= {"standard", "block", "coupled"}

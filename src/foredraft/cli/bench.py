@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ from foredraft.core.errors import UserError
 MISMATCH = 1
 
 app = typer.Typer(
-    help="Measure kernels and decoding, and check that outputs are identical.",
+    help="Measure kernels and decoding, check that outputs are identical, tabulate the rules.",
     no_args_is_help=True,
 )
 OutputOption = Annotated[
@@ -250,3 +251,15 @@ def _progress() -> Iterator[Progress]:
             bars.update(known[what], completed=done)
 
         yield show
+
+
+@app.command("rules", cls=ModelCommand)
+def rules(json_output: JsonFlag = False) -> None:
+    """The acceptance rules and their expected tokens a step on stated laws, by enumeration."""
+    from foredraft.testing.rules import as_markdown, rules_table
+
+    entries = rules_table()
+    if json_output:
+        sys.stdout.write(json.dumps([asdict(entry) for entry in entries]) + "\n")
+    else:
+        sys.stdout.write(as_markdown(entries) + "\n")

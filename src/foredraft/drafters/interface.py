@@ -57,7 +57,8 @@ class Draft:
 
     tokens: Sequence[int] = ()  # draft nodes, a parent before its children, siblings in draw order
     parents: Sequence[int] = ()  # -1 = the pending token; a chain is (-1, 0, 1, ...)
-    probs: Tensor | None = None  # [n, V] the law each was really drawn from; None = deterministic
+    # [n, V] the law each was really drawn from, given the siblings before it; None = deterministic
+    probs: Tensor | None = None
 
     @classmethod
     def chain(cls, tokens: Sequence[int], probs: Tensor | None = None) -> Draft:
