@@ -96,11 +96,16 @@ int ThreadPool::Share::run_last() {
   return ran;
 }
 
-void ThreadPool::take_part(int index) {
+bool ThreadPool::take_part(int index) {
   const size_t count = shares_.size(), own = static_cast<size_t>(index);
-  if (const int ran = shares_[own].run_first()) done_.fetch_add(ran, std::memory_order_acq_rel);
-  for (size_t other = 1; other < count; ++other)
-    if (const int ran = shares_[(own + other) % count].run_last()) done_.fetch_add(ran, std::memory_order_acq_rel);
+  bool took = false;
+  for (size_t i = 0; i < count; ++i) {
+    const int ran = i == 0 ? shares_[own].run_first() : shares_[(own + i) % count].run_last();
+    if (ran == 0) continue;
+    done_.fetch_add(ran, std::memory_order_acq_rel);
+    took = true;
+  }
+  return took;
 }
 
 void ThreadPool::run(int tasks, Function f, void* context) {
@@ -140,8 +145,7 @@ void ThreadPool::work(int index) {
   for (uint32_t seen = 0; !stop_.load(std::memory_order_relaxed);) {
     if (const uint32_t latest = own.generation(); latest != seen) {
       seen = latest;
-      take_part(index);
-      spins = 0;
+      if (take_part(index)) spins = 0;
     } else if (const char* memory = expected_.load(std::memory_order_relaxed); memory != expected) {
       expected = memory;
       const int64_t share = static_cast<int64_t>(expected_bytes_.load(std::memory_order_relaxed)) / threads();
@@ -156,7 +160,8 @@ void ThreadPool::work(int index) {
       std::unique_lock<std::mutex> lock(sleep_);
       sleepers_.fetch_add(1);
       std::atomic_thread_fence(std::memory_order_seq_cst);
-      wake_.wait(lock, [this, &own, seen] { return stop_.load() || own.generation() != seen; });
+      // Only for tasks: who wakes up after a region is over would take a core from those who work.
+      wake_.wait(lock, [this, &own] { return stop_.load() || half_of(own.state.load()) != 0; });
       sleepers_.fetch_sub(1);
       spins = 0;
     }

@@ -72,8 +72,8 @@ class ThreadPool {
   };
 
   void work(int index);
-  // The tasks of share `index`, then those left in others.
-  void take_part(int index);
+  // The tasks of share `index`, then those left in others; whether there was one.
+  bool take_part(int index);
 
   std::vector<Share> shares_;
   alignas(64) std::atomic<int> done_{0};

@@ -43,3 +43,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from foredraft._native import instruction_sets
 
         metafunc.parametrize("instruction_set", instruction_sets())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _living_pools() -> list[object]:
+    """Pools of threads end with their last user; each example would start its own again."""
+    from foredraft.kernels.native import NativeKernels
+
+    return [NativeKernels(threads) for threads in (1, 2, 3)]

@@ -155,8 +155,11 @@ def test_they_are_their_operations_to_the_bit(
     kernels = NativeKernels(threads, instruction_set=instruction_set)
     shape = Shape(*heads, dim, width, inner)
     # Layers differ, as a family's local and global ones do.
-    plain = block_of(kernels, shape, 0, weights)
-    blocks = [plain, block_of(kernels, shape, 1, weights, **options_of(shape, options))]
+    given_options = options_of(shape, options)
+    blocks = [
+        block_of(kernels, shape, layer, weights, **({} if layer == 1 else given_options))
+        for layer in range(3)
+    ]
     once, single = (Layers(kernels, blocks, shape, page_size, cache) for _ in range(2))
     parents = tuple(choice % (node + 1) - 1 for node, choice in enumerate(tree))
     other = Segment(0, 3, (-1,), once.pages(1))
