@@ -55,7 +55,7 @@ def test_a_fit_needs_a_plain_pass() -> None:
 def test_a_machine_that_slows_down_changes_no_ratio_by_much() -> None:
     curve = CostCurve((1, 2, 4, 8), (1.0, 1.1, 1.3, 2.0))
     for _ in range(200):
-        curve = curve.corrected(1, curve.of_rows(1), 1.5)
+        curve = curve.corrected(1, 1.5 / curve.of_rows(1) - 1.0, 0.01)
     assert curve.of_rows(1) == pytest.approx(1.5, rel=0.01)
     assert curve.of_rows(4) / curve.of_rows(1) == pytest.approx(1.3, rel=0.1)
 
@@ -65,13 +65,13 @@ def test_steps_of_several_sizes_correct_the_shape() -> None:
     for _ in range(1500):
         rows = random.choice((1, 4))
         seconds = true[rows] * random.gauss(1.0, 0.05)
-        curve = curve.corrected(rows, curve.of_rows(rows), seconds)
+        curve = curve.corrected(rows, seconds / curve.of_rows(rows) - 1.0, 0.02)
     assert curve.of_rows(4) / curve.of_rows(1) == pytest.approx(1.8, rel=0.05)
 
 
 def test_one_step_that_hung_teaches_little() -> None:
     curve = CostCurve((1, 2), (1.0, 1.1))
-    assert curve.corrected(1, 1.0, 100.0).of_rows(1) < 1.05
+    assert curve.corrected(1, 99.0, 0.02).of_rows(1) < 1.1
 
 
 def test_experts_are_those_that_a_random_routing_reads() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foredraft.planning.allocation import Costs, Objective, Prospect, allocate
-from foredraft.planning.cost import LONGEST_UNSEEN, CostCurve
+from foredraft.planning.cost import CostCurve
 from foredraft.planning.estimates import Estimates
 from foredraft.planning.policy import Judged, Load, RequestState, StepRecord
 
@@ -22,6 +22,11 @@ PROBE_EVERY = 32  # steps; one that was accepted is followed by another at once
 PROBE_WIDTH = 2
 LARGEST_CREDIT = 8  # probes
 FIRST_PLAIN, PLAIN_EVERY = 16, 256  # steps from one plain step to the next at most; doubles
+# Variances, relative: of a measured ratio of costs at the start, what a step adds that doesn't show
+# it, and of a single step's seconds at the start (learnt).
+FIRST_DOUBT, DOUBT_A_STEP, LARGEST_DOUBT = 0.02, 5e-5, 0.02
+FIRST_NOISE = 2.5e-3
+NOISE_RATE = 0.05
 DRAFT_RATE = 0.1  # of a step's news about the drafter's own cost
 
 
@@ -48,7 +53,8 @@ class AdaptivePolicy:
         self._since_plain = 0  # steps
         self._plain_every = FIRST_PLAIN
         self._num_steps = 0
-        self._last_seen: dict[int, int] = {}  # step, by segment of the curve
+        self._noise = FIRST_NOISE
+        self._doubt: dict[int, tuple[int, float]] = {}  # by segment: step last seen, variance then
         self._last_draft: dict[str, int] = {}  # step of each request's last draft
 
     def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
@@ -156,8 +162,15 @@ class AdaptivePolicy:
         mean_positions = load.num_positions / load.num_requests
         expected += curve.row_position_seconds * drafted * mean_positions
         rows = load.num_rows + drafted
-        segment = curve.segment(rows)
-        num_unseen = self._num_steps - self._last_seen.get(segment, -LONGEST_UNSEEN)
-        self._last_seen[segment] = self._num_steps
-        corrected = curve.corrected(rows, expected, record.seconds, num_unseen)
-        self.costs = Costs(corrected, self.costs.draft_ratio)
+        surprise = record.seconds / expected - 1.0
+        rate = self._shape_rate(curve.segment(rows))
+        self._noise += NOISE_RATE * (min(1.0, surprise**2) - self._noise)
+        self.costs = Costs(curve.corrected(rows, surprise, rate), self.costs.draft_ratio)
+
+    def _shape_rate(self, segment: int) -> float:
+        """How much a step teaches about the costs of a segment (a Kalman filter's gain)."""
+        step, doubt = self._doubt.get(segment, (self._num_steps, FIRST_DOUBT))
+        doubt = min(LARGEST_DOUBT, doubt + DOUBT_A_STEP * (self._num_steps - step))
+        rate = doubt / (doubt + self._noise)
+        self._doubt[segment] = self._num_steps, (1.0 - rate) * doubt
+        return rate

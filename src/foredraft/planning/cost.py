@@ -12,12 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-# A step's seconds move the whole curve by this share of what they differ, and its shape near their
-# number of rows by the other: a machine that is slower for a while changes no ratio of costs.
+# A step's seconds move the whole curve by this share of what they differ: a machine that is slower
+# for a while changes no ratio of costs.
 SCALE_RATE = 0.1
-SHAPE_RATE = 0.01
-LONGEST_UNSEEN = 50  # steps; what was not seen for longer is no more uncertain
-LARGEST_SURPRISE = 0.3  # of the seconds expected; more is a machine that was busy elsewhere
+LARGEST_SURPRISE = 0.5  # of the seconds expected; more is a machine that was busy elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +74,19 @@ class CostCurve:
         """Seconds of a step, but for what its further rows read."""
         return self.of_rows(rows) + self.beside_rows(requests, positions)
 
-    def corrected(
-        self, rows: int, expected: float, seconds: float, num_unseen: int = 1
-    ) -> CostCurve:
-        """The curve after a step of `rows` took `seconds` where `expected` were expected, the first
-        of so many rows for `num_unseen` steps: the longer ago, the more it teaches.
+    def corrected(self, rows: int, surprise: float, shape_rate: float) -> CostCurve:
+        """The curve after a step of `rows` took `1 + surprise` times the seconds expected; near
+        `rows` its shape moves by `shape_rate` of that too.
         """
-        surprise = min(LARGEST_SURPRISE, seconds / expected - 1.0)
-        scale = 1.0 + SCALE_RATE * max(-LARGEST_SURPRISE, surprise)
-        shape = 1.0 - (1.0 - SHAPE_RATE) ** min(num_unseen, LONGEST_UNSEEN)
+        surprise = max(-LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
+        scale = 1.0 + SCALE_RATE * surprise
         points = [each * scale for each in self.seconds]
         right = self.segment(rows)
         left = max(0, right - 1)
         span = self.rows[right] - self.rows[left]
         for near in {left, right}:
             share = 1.0 - abs(rows - self.rows[near]) / span if span else 1.0
-            points[near] *= 1.0 + shape * surprise * max(0.0, min(1.0, share))
+            points[near] *= 1.0 + shape_rate * surprise * max(0.0, min(1.0, share))
         # What was just seen is right: what contradicts it gives way.
         points[right] = max(points[left], points[right])
         for i in range(len(points)):
