@@ -105,11 +105,7 @@ class LLM:
             raise ConfigError(f"tap must be a function, got {tap!r}")
         self.method = _method(drafter, self.speculative)
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
-        cache_dtype = choose_cache_dtype(kv_dtype, self.loaded)
-        shapes = [cache_shape(self.loaded.config, cache_dtype)]
-        if self.drafter is not None and self.drafter.capabilities.cache is not None:
-            own = self.drafter.capabilities.cache
-            shapes.append(own if kv_dtype == "auto" else replace(own, dtype=cache_dtype))
+        shapes = self._cache_shapes(kv_dtype)
         plan = partial(
             plan_engine,
             self.loaded.config.max_position_embeddings,
@@ -230,6 +226,15 @@ class LLM:
 
     def _template(self, messages: Sequence[Message]) -> list[int]:
         return self.tokenizer.apply_chat_template(messages)
+
+    def _cache_shapes(self, kv_dtype: str) -> list[CacheShape]:
+        """What is kept of each position: the target's, then the drafter's own if it has any."""
+        dtype = choose_cache_dtype(kv_dtype, self.loaded)
+        shapes = [cache_shape(self.loaded.config, dtype)]
+        own = None if self.drafter is None else self.drafter.capabilities.cache
+        if own is not None:
+            shapes.append(own if kv_dtype == "auto" else replace(own, dtype=dtype))
+        return shapes
 
     def _make_drafter(self, drafter: Drafter | None) -> tuple[Drafter | None, int]:
         """The drafter and the most draft tokens a step; an object goes before the configuration."""
