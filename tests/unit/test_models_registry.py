@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -266,3 +267,20 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert registry.cache_directory() == tmp_path / "Library" / "Caches" / "foredraft"
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path / "own"))
     assert registry.cache_directory() == tmp_path / "own"
+
+
+def test_a_folder_that_vanishes_while_it_is_counted_counts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stays").mkdir()
+    (tmp_path / "stays" / "file").write_bytes(b"12345")
+    (tmp_path / "vanishes").mkdir()
+    scan = os.scandir
+
+    def vanishing(path: str) -> Any:
+        if str(path).endswith("vanishes"):
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert registry._size(tmp_path) == 5

@@ -16,6 +16,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -202,13 +203,12 @@ def _reason(log: Path) -> str:
 
 
 def _size(directory: Path) -> int:
-    """Bytes of all files below, as far as they stay in place while we look."""
+    """Bytes of the files in `directory`; pip removes files and folders while they are counted."""
     total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
+    for folder, _, names in os.walk(directory):  # passes over folders that are gone
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_size
     return total
 
 
