@@ -208,7 +208,7 @@ def _size(directory: Path) -> int:
     for folder, _, names in os.walk(directory):  # passes over folders that are gone
         for name in names:
             with suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(folder, name)).st_size
+                total += Path(folder, name).lstat().st_size
     return total
 
 
