@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from foredraft.testing.wrapping_drafters import WrappingDrafter
 
 GROUP = 512  # draws that are one request's completions; all of those made with every pass computed
 MOST_CLAIMS = 256  # laws of drafts that are kept, 50 MB for a vocabulary of 49,152
-AT_ONCE = 8  # requests in the engine together: more rows than fit a CPU cache cost more
+AT_ONCE = 16  # requests in the engine together: more rows than fit a CPU cache cost more
 
 Sequences = list[tuple[int, ...]]
 
@@ -188,7 +189,8 @@ def draw_remembered(
         max_num_seqs=AT_ONCE,
         max_num_batched_tokens=AT_ONCE * (setting.width + 1) + len(base),
     )
-    draws = _draw(llm, base, setting, count, seed, progress)
+    with _one_torch_thread():
+        draws = _draw(llm, base, setting, count, seed, progress)
     draws.draft_ranks, draws.claims = watcher.ranks, watcher.claims
     return draws
 
@@ -203,6 +205,17 @@ def draw_computed(
 ) -> Draws:
     """The same draws end to end: every pass is computed, nothing is remembered."""
     return _draw(pair.llm(setting.width), base, setting, count, seed, progress)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """The draws are millions of short operations, for which threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _draw(
