@@ -22,14 +22,14 @@ from foredraft.drafters.interface import Drafter, StepResult, StepRow
 from foredraft.engine.config import EngineConfig
 from foredraft.engine.drafting import ask
 from foredraft.engine.logprobs import token_logprobs
-from foredraft.engine.observing import step_record
+from foredraft.engine.observing import Commit, Observer, step_record
 from foredraft.engine.outputs import TokenLogprobs
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.step import Outcome, Window, build_windows, verify
 from foredraft.engine.stops import Stop
 from foredraft.models.interface import Model
-from foredraft.planning.policy import Policy
+from foredraft.planning.policy import NoDrafts, Policy
 
 # Request id, position, token, and the row of logits `[V]` it came from (not to be written to).
 Tap = Callable[[str, int, int, Tensor], None]
@@ -72,6 +72,7 @@ class Engine:
         draft_cache: KVCache | None = None,
         *,
         tap: Tap | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """`draft_cache` is the drafter's own, with the pages of `cache`: one table serves both."""
         self.model = model
@@ -82,6 +83,9 @@ class Engine:
         self.seconds = StepSeconds()
         self.pool = PagePool(cache.num_pages)
         self.scheduler = Scheduler(config, self.pool, policy)
+        self.observers = list(observers)
+        # Those whose step has begun, and did not reach its commit. None: not even settled who runs.
+        self.uncommitted: Sequence[Request] | None = ()
         self._tap = tap
         self._in_use = threading.RLock()
 
@@ -97,16 +101,18 @@ class Engine:
         finally:
             self._in_use.release()
 
-    def abort(self, requests: Iterable[Request]) -> None:
+    def abort(self, requests: Iterable[Request], error: str | None = None) -> None:
         """End requests now, wherever they are; those that have ended stay as they are.
 
+        With an `error` they end by it ("error" instead of "abort").
         Every one is ended, whatever fails; the first failure is raised at the end. What an
         interrupt has cut short is finished by calling this again.
         """
+        stop = Stop("abort" if error is None else "error")
         pending = [request for request in requests if not (request.finished and request.released)]
         if not any(request.queued for request in pending):
             for request in pending:
-                request.finish(Stop("abort"))
+                request.finish(stop, error)
                 request.released = True
             return
         with self._in_use:
@@ -114,15 +120,19 @@ class Engine:
             for request in pending:
                 try:
                     if not request.finished:
-                        request.finish(Stop("abort"))
+                        request.finish(stop, error)
                 except Exception as failure:
                     failures.append(failure)
                 # Its pages may be counted or not, after an interrupt: all are counted anew below.
                 self.scheduler.take_out(request)
             self.scheduler.reclaim()
-            self._tell([], [], [request for request in pending if not request.released])
+            self._tell([], [], [], [request for request in pending if not request.released])
             if failures:
                 raise failures[0]
+
+    def disable_drafter(self) -> None:
+        """Go on without drafts, for good: the drafter is neither asked nor told anything more."""
+        self.drafter, self.scheduler.policy = None, NoDrafts()
 
     @property
     def has_work(self) -> bool:
@@ -159,7 +169,9 @@ class Engine:
     @torch.inference_mode()
     def _step(self) -> list[Request]:
         begin = time.perf_counter()
+        self.uncommitted = None
         plan = self.scheduler.schedule()
+        self.uncommitted = tuple(row.request for row in plan.rows)
         if self.drafter is not None:
             _call_all([partial(self.drafter.release, request.id) for request in plan.preempted])
         if plan.page_copies:
@@ -178,15 +190,16 @@ class Engine:
         rest = scheduled - begin + time.perf_counter() - computed
         if all(row.chain == 1 for row in plan.rows):
             self.seconds.add(drafted - scheduled, computed - drafted, rest)
-        self.scheduler.policy.observe(
-            step_record(
-                plan,
-                windows,
-                outcomes,
-                drafter_seconds=drafted - scheduled,
-                seconds=computed - drafted + rest,
-            )
+        record = step_record(
+            plan,
+            windows,
+            outcomes,
+            drafter_seconds=drafted - scheduled,
+            seconds=computed - drafted + rest,
         )
+        for observer in self.observers:  # before the policy learns from it
+            observer.stepped(record)
+        self.scheduler.policy.observe(record)
         return changed
 
     def _commit(
@@ -195,6 +208,7 @@ class Engine:
         """The only mutation. All that can fail comes before it, all that is foreign after it."""
         emissions = [self._emissions(*one, logits) for one in zip(windows, outcomes, strict=True)]
         prompt_logprobs = [self._prompt_logprobs(window, logits) for window in windows]
+        commits: list[Commit] = []
         results: list[StepResult] = []
         taps: list[Callable[[], None]] = []
         ended: list[Request] = []
@@ -205,6 +219,7 @@ class Engine:
             request.prompt_logprobs += of_prompt
             first = request.num_tokens
             count = self._commit_tokens(window, outcome, emitted)
+            commits.append(Commit.of(window, outcome, count))
             results.append(_step_result(window, outcome, emitted[:count]))
             if self._tap is not None:
                 taps += [
@@ -215,7 +230,8 @@ class Engine:
                 error = outcome.error if request.stop is None else None
                 self._finish(request, request.stop or Stop("error"), error)
                 ended.append(request)
-        self._tell(taps, results, ended)
+        self.uncommitted = ()
+        self._tell(commits, taps, results, ended)
         return [window.request for window in windows]
 
     def _emissions(self, window: Window, outcome: Outcome, logits: Tensor) -> list[_Emission]:
@@ -297,15 +313,21 @@ class Engine:
 
     def _tell(
         self,
+        commits: Sequence[Commit],
         taps: list[Callable[[], None]],
         results: list[StepResult],
         ended: Sequence[Request],
     ) -> None:
         """Call what is not ours: all of it, whatever fails."""
-        calls = list(taps)
+        calls: list[Callable[[], None]] = []
+        if commits:
+            calls += [partial(each.committed, commits) for each in self.observers]
+        calls += taps
         if self.drafter is not None and results:
             calls.append(partial(self.drafter.observe, results))
         calls += [partial(self._release, request) for request in ended]
+        if ended:
+            calls += [partial(each.ended, ended) for each in self.observers]
         _call_all(calls)
 
     def _release(self, request: Request) -> None:

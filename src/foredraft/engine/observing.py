@@ -1,4 +1,4 @@
-"""What a policy is told of a step: lengths, times and what became of each draft.
+"""What those who watch are told of a step: a policy, metrics.
 
 Knows the parts of a step that is committed; changes nothing.
 """
@@ -6,10 +6,44 @@ Knows the parts of a step that is committed; changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Plan, request_type
 from foredraft.engine.step import Outcome, Window
 from foredraft.planning.policy import Judged, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a step committed of one request; the numbers are those that its counts recorded."""
+
+    request: Request
+    num_draft_tokens: int  # verified
+    depth: int  # of their tree
+    num_accepted: int  # kept
+    num_emitted: int  # 0: its prompt is still being read, or an error
+
+    @classmethod
+    def of(cls, window: Window, outcome: Outcome, num_emitted: int) -> Commit:
+        """`num_emitted` tokens of the outcome were kept."""
+        accepted = min(num_emitted, len(outcome.accepted))
+        depth = window.draft.tree.max_depth
+        return cls(window.request, window.num_nodes, depth, accepted, num_emitted)
+
+
+class Observer(Protocol):
+    """Watches an engine, in the thread that runs its steps; changes nothing."""
+
+    def committed(self, commits: Sequence[Commit]) -> None:
+        """A step was committed; told of every one, whatever fails after it."""
+
+    def stepped(self, record: StepRecord) -> None:
+        """... and nothing failed after it: where its seconds went."""
+
+    def ended(self, requests: Sequence[Request]) -> None:
+        """Requests that have ended, in whatever way; after an interrupt one may be told twice."""
 
 
 def step_record(

@@ -96,6 +96,14 @@ class FixedWidth(StaticPolicy):
 
 
 @dataclass(frozen=True, slots=True)
+class NoDrafts(StaticPolicy):
+    """Plain decoding: what is left where a drafter had to be given up."""
+
+    def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
+        return [0] * len(requests)
+
+
+@dataclass(frozen=True, slots=True)
 class WidthByBatchSize(StaticPolicy):
     """A width for each number of requests: `[start, end, K]`, both ends included (vLLM's
     `num_speculative_tokens_per_batch_size`). Beyond the last range, nothing is drafted.
