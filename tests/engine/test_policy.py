@@ -16,7 +16,6 @@ from foredraft.core.errors import ConfigError
 from foredraft.engine import calibration
 from foredraft.engine import llm as llm_module
 from foredraft.engine.calibration import cost_curve, measure
-from foredraft.engine.scheduler import request_type
 from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel
 from foredraft.planning.adaptive import AdaptivePolicy
@@ -134,7 +133,7 @@ def test_mistakes_are_named(target, config, message) -> None:
 def test_request_types_are_told_apart(make_llm) -> None:
     llm = make_llm()
     kinds = [
-        request_type(llm._make([1, 2], SamplingParams(temperature=t)).requests[0])
+        llm._make([1, 2], SamplingParams(temperature=t)).requests[0].request_type
         for t in (0.0, 0.72, 1.0)
     ]
     assert kinds == ["greedy", "temperature 0.7", "temperature 1.0"]

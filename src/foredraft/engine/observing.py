@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foredraft.engine.request import Request
-from foredraft.engine.scheduler import Plan, request_type
+from foredraft.engine.scheduler import Plan
 from foredraft.engine.step import Outcome, Window
 from foredraft.planning.policy import Judged, StepRecord
 
@@ -62,7 +62,7 @@ def step_record(
     judged = [
         Judged(
             row.request.id,
-            request_type(row.request),
+            row.request.request_type,
             asked=row.max_nodes,
             drafted=window.draft.tree.max_depth,
             accepted=len(outcome.accepted),

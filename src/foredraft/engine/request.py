@@ -47,11 +47,16 @@ class Request:
         seed: int,
         verification: Verification,
         detokenizer: Detokenizer,
+        request_type: str = "",
+        max_width: int | None = None,
     ) -> None:
+        """`request_type` "": labelled by its sampling. `max_width`: most draft tokens a step."""
         self.id = request_id
         self.group = group  # shared by the completions of one prompt
         self.index = index  # which of the n completions of its prompt
         self.params = params
+        self.request_type = request_type or _type_by_sampling(params, sampler)
+        self.max_width = max_width
         self.sampler = sampler
         self.rules = rules
         self.seed = seed
@@ -76,7 +81,8 @@ class Request:
         self._num_shown = 0
         self._num_drained = 0
         self._num_first_step_tokens = 0
-        self._admitted = self._first_token = self._last_token = 0.0
+        # `time.perf_counter`, 0 until then.
+        self.admitted_at = self.first_token_at = self.last_token_at = 0.0
 
     @property
     def coupled(self) -> bool:
@@ -100,8 +106,11 @@ class Request:
 
     @property
     def max_draft_nodes(self) -> int:
-        """Draft tokens that could still be emitted beside the extra token of a step."""
-        return self.rules.max_tokens - self.num_output - 1
+        """Draft tokens that could still be emitted beside the extra token of a step, and that the
+        request allows.
+        """
+        nodes = self.rules.max_tokens - self.num_output - 1
+        return nodes if self.max_width is None else min(nodes, self.max_width)
 
     @property
     def worst_case_slots(self) -> int:
@@ -122,7 +131,7 @@ class Request:
         self.num_computed = num_computed
         self.status = Status.RUNNING
         if not self.num_preemptions:
-            self._admitted = time.perf_counter()
+            self.admitted_at = time.perf_counter()
 
     def wait(self) -> None:
         """Run no more until it is admitted again; its pages were taken, its tokens stay."""
@@ -142,9 +151,9 @@ class Request:
 
     def end_step(self, num_appended: int) -> None:
         """Note the time of a step that committed `num_appended` tokens."""
-        self._last_token = time.perf_counter()
+        self.last_token_at = time.perf_counter()
         if self.num_output == num_appended:
-            self._first_token = self._last_token
+            self.first_token_at = self.last_token_at
             self._num_first_step_tokens = num_appended
 
     def finish(self, stop: Stop, error: str | None = None) -> None:
@@ -163,11 +172,10 @@ class Request:
         end = len(self.text)
         if not self.finished and self.rules.stop_strings:
             end = safe_text_length(self.rules.stop_strings, self.text)
-        text, tokens = self.text[self._num_shown : end], self.tokens[self.num_prompt :]
-        fresh = tokens[self._num_drained :]
-        origins = self.origins[self._num_drained :]
-        self._num_shown, self._num_drained = max(end, self._num_shown), len(tokens)
-        return text, fresh, origins
+        text, drained = self.text[self._num_shown : end], self._num_drained
+        tokens, origins = self.tokens[self.num_prompt + drained :], self.origins[drained:]
+        self._num_shown, self._num_drained = max(end, self._num_shown), self.num_output
+        return text, tokens, origins
 
     def output(self, num_spec_tokens: int) -> CompletionOutput:
         """The completion of a finished request."""
@@ -194,8 +202,8 @@ class Request:
             num_steps=max(0, self.counts.num_steps - 1),
             num_generated_tokens=self.num_output,
             num_first_step_tokens=self._num_first_step_tokens,
-            prefill_seconds=max(0.0, self._first_token - self._admitted),
-            decode_seconds=max(0.0, self._last_token - self._first_token),
+            prefill_seconds=max(0.0, self.first_token_at - self.admitted_at),
+            decode_seconds=max(0.0, self.last_token_at - self.first_token_at),
         )
 
     def check_integrity(self, page_size: int) -> None:
@@ -218,3 +226,8 @@ class Request:
         broken = [fact for fact, holds in facts.items() if not holds]
         if broken:
             raise IntegrityError(f"{self.status} request {self.id} lacks: {'; '.join(broken)}")
+
+
+def _type_by_sampling(params: SamplingParams, sampler: Sampler) -> str:
+    """Requests of one type are expected to be accepted alike: greedy, or at one temperature."""
+    return "greedy" if sampler.greedy else f"temperature {params.temperature:.1f}"

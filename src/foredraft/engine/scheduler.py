@@ -150,7 +150,8 @@ class Scheduler:
                 nodes = max(0, min(width, request.max_draft_nodes, budget, room))
                 budget -= nodes
                 request.pages += self.pool.allocate(self._missing_pages(request, end + nodes))
-            yield Scheduled(request, chain, nodes, speculates=width > 0)
+            speculates = min(width, request.max_draft_nodes) > 0
+            yield Scheduled(request, chain, nodes, speculates)
 
     def _widths(self, chains: list[tuple[Request, int]], load: Load) -> dict[str, int]:
         """The policy's widths; of a request whose prompt is still being read, the width it would
@@ -260,18 +261,11 @@ def _load_of(chains: Iterable[tuple[Request, int]]) -> Load:
     return Load(len(requests), sum(lengths), sum(request.num_computed for request in requests))
 
 
-def request_type(request: Request) -> str:
-    """Requests of one type are expected to be accepted alike: greedy, or at one temperature."""
-    if request.sampler.greedy:
-        return "greedy"
-    return f"temperature {request.params.temperature:.1f}"
-
-
 def state_of(request: Request) -> RequestState:
     """What a policy may see of a request."""
     return RequestState(
         id=request.id,
-        request_type=request_type(request),
+        request_type=request.request_type,
         max_width=max(0, request.max_draft_nodes),
         num_positions=request.num_computed,
         counts=request.counts,
