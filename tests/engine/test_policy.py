@@ -13,8 +13,7 @@ import pytest
 
 from foredraft import LLM, SamplingParams
 from foredraft.core.errors import ConfigError
-from foredraft.engine import calibration
-from foredraft.engine import llm as llm_module
+from foredraft.engine import build, calibration
 from foredraft.engine.calibration import cost_curve, measure
 from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel
@@ -37,7 +36,7 @@ def with_costs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Costs that are given, and not corrected by the clock."""
 
     def set_costs(curve: CostCurve) -> None:
-        monkeypatch.setattr(llm_module, "cost_curve", lambda *_, **__: curve)
+        monkeypatch.setattr(build, "cost_curve", lambda *_, **__: curve)
         monkeypatch.setattr(CostCurve, "corrected", lambda self, *_: self)
 
     return set_costs

@@ -133,11 +133,14 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamDelta:
-    """What one step added to a streamed request. `text` may lag behind `token_ids` (UTF-8, stop
-    strings).
+    """What was added to a streamed request since the delta before. `text` may lag behind
+    `token_ids` (UTF-8, stop strings).
     """
 
     text: str
     token_ids: Sequence[int]
     origins: Sequence[Origin] = field(default=())
-    finished: RequestOutput | None = None
+    finished: RequestOutput | None = None  # with the last delta
+    index: int = 0  # of the completion
+    emitted_at: float = 0.0  # `time.perf_counter` when the last of the tokens was committed
+    completion: CompletionOutput | None = None  # with the last delta of a completion

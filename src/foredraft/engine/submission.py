@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from operator import index as as_int
 from typing import Any
@@ -26,8 +26,47 @@ from foredraft.models.load import LoadedModel
 from foredraft.models.tokenizer import Detokenizer
 
 Prompt = str | Sequence[int]
+LONGEST_LABEL = 256  # characters
 # Iterable, but neither text nor token ids in an order; bytes would be read as ids.
 _UNORDERED = (Mapping, set, frozenset, bytes, bytearray)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a request may ask for beside sampling. No field changes what an exact rule emits.
+
+    Raises InvalidRequest for values out of range.
+    """
+
+    # A label, in metrics and for what is expected to be accepted; "": by its sampling.
+    request_type: str = ""
+    cache_salt: str = ""  # prompts share cached pages only within one salt
+    speculate: bool = True  # False: plain decoding
+    num_speculative_tokens: int | None = None  # draft tokens a step at most; None: as the engine
+
+    def __post_init__(self) -> None:
+        for name in ("request_type", "cache_salt"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or len(value) > LONGEST_LABEL:
+                raise InvalidRequest(
+                    f"{name} must be text of {LONGEST_LABEL} characters at most, "
+                    f"got {_short(value)}"
+                )
+        if type(self.speculate) is not bool:
+            raise InvalidRequest(f"speculate must be true or false, got {_short(self.speculate)}")
+        width = self.num_speculative_tokens
+        if width is not None and (type(width) is not int or width < 0):
+            raise InvalidRequest(
+                f"num_speculative_tokens must be an integer of 0 or more, got {_short(width)}"
+            )
+
+    @property
+    def max_width(self) -> int | None:
+        """Draft tokens a step at most; None: as the engine."""
+        return self.num_speculative_tokens if self.speculate else 0
+
+
+NO_OPTIONS = RequestOptions()
 
 
 class Group:
@@ -74,9 +113,12 @@ class RequestFactory:
         self._seed = int.from_bytes(os.urandom(8), "little") if seed is None else int(seed)
         self._numbers = itertools.count()
 
-    def make(self, prompt: Prompt, params: SamplingParams) -> Group:
+    def make(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None
+    ) -> Group:
         """Requests for one prompt, not queued yet. Raises InvalidRequest."""
         check_params(params)
+        options = self._check_options(NO_OPTIONS if options is None else options)
         loaded = self._loaded
         if isinstance(prompt, str):
             text, token_ids = prompt, loaded.tokenizer.encode_prompt(prompt)
@@ -106,10 +148,22 @@ class RequestFactory:
                 seed=mix(seed, index),
                 verification=self._verification(params),
                 detokenizer=Detokenizer(loaded.tokenizer, params.skip_special_tokens),
+                request_type=options.request_type,
+                max_width=options.max_width,
             )
             for index in range(params.n)
         ]
         return Group(text, requests)
+
+    def _check_options(self, options: Any) -> RequestOptions:
+        if not isinstance(options, RequestOptions):
+            raise InvalidRequest(f"request options must be RequestOptions, got {_short(options)}")
+        asked, most = options.num_speculative_tokens, self._num_speculative_tokens
+        if asked is not None and asked > most:
+            raise InvalidRequest(
+                f"num_speculative_tokens {asked} of a request is more than the engine's {most}"
+            )
+        return options
 
     def _stop_rules(self, params: SamplingParams, num_prompt: int) -> StopRules:
         room = self._max_model_len - num_prompt
