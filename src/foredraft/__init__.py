@@ -10,7 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foredraft.core.errors import ConfigError, InvalidRequest, ModelError, UserError
+    from foredraft.core.errors import (
+        ConfigError,
+        InvalidRequest,
+        ModelError,
+        QueueFull,
+        UserError,
+    )
     from foredraft.core.sampling import SamplingParams
     from foredraft.drafters.interface import (
         Capabilities,
@@ -19,13 +25,17 @@ if TYPE_CHECKING:
         DraftRequest,
         StepResult,
     )
+    from foredraft.engine.async_engine import AsyncEngine
     from foredraft.engine.llm import LLM
     from foredraft.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+    from foredraft.engine.submission import RequestOptions
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "engine.llm",
+    "AsyncEngine": "engine.async_engine",
+    "RequestOptions": "engine.submission",
     "SamplingParams": "core.sampling",
     "RequestOutput": "engine.outputs",
     "CompletionOutput": "engine.outputs",
@@ -39,10 +49,12 @@ _HOMES = {
     "InvalidRequest": "core.errors",
     "ModelError": "core.errors",
     "ConfigError": "core.errors",
+    "QueueFull": "core.errors",
 }
 
 __all__ = [
     "LLM",
+    "AsyncEngine",
     "Capabilities",
     "CompletionOutput",
     "ConfigError",
@@ -51,6 +63,8 @@ __all__ = [
     "Drafter",
     "InvalidRequest",
     "ModelError",
+    "QueueFull",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
     "StepResult",

@@ -28,6 +28,10 @@ class ModelError(UserError):
     """Model files that cannot be used, or a model whose output is not a number."""
 
 
+class QueueFull(UserError):  # noqa: N818 - likewise
+    """More requests than may wait: come again later."""
+
+
 class IntegrityError(RuntimeError):
     """State that contradicts itself: a fault of ours, found by a `check_integrity`."""
 
