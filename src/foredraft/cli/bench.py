@@ -1,23 +1,21 @@
-"""`foredraft bench kernels | decode | identity`: measurements, as tables or JSON.
+"""`foredraft bench kernels | decode | identity | serve`: measurements, as tables or JSON.
 
-Knows options, progress bars and tables; `foredraft.bench` measures.
+Knows options and tables; `foredraft.bench` measures.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
 from typer import Option
 
-from foredraft.cli.console import message_console, output_console
+from foredraft.cli import serve_bench
+from foredraft.cli.delivery import check_output, deliver, progress_bars
 from foredraft.cli.interrupts import ModelCommand
 from foredraft.cli.option_groups import option_groups
 from foredraft.cli.options import (
@@ -34,7 +32,8 @@ from foredraft.core.errors import UserError
 MISMATCH = 1
 
 app = typer.Typer(
-    help="Measure kernels and decoding, check that outputs are identical, tabulate the rules.",
+    help="Measure kernels, decoding and serving, check that outputs are identical, tabulate the "
+    "rules.",
     no_args_is_help=True,
 )
 OutputOption = Annotated[
@@ -53,7 +52,6 @@ LimitOption = Annotated[
     int | None, Option(help="Prompts of each task at most.", metavar="N", min=1)
 ]
 MaxTokensOption = Annotated[int, Option(help="Tokens to generate at most.", metavar="N", min=2)]
-Progress = Callable[[str, int, int], None]
 
 
 @app.command("kernels", cls=ModelCommand)
@@ -77,7 +75,7 @@ def kernels(
     json_output: JsonFlag = False,
 ) -> None:
     """Time the native kernels: few rows against one, against memory and against torch."""
-    _check_output(output)
+    check_output(output)
     from foredraft.kernels.catalog import native_available, native_status
 
     if not native_available():
@@ -87,9 +85,9 @@ def kernels(
     def load(dtype: str) -> Any:
         return RuntimeOptions(dtype=DtypeChoice(dtype), threads=threads).load(model)
 
-    with _progress() as progress:
+    with progress_bars() as progress:
         result = bench_kernels(KernelSettings(load, threads, rounds), progress)
-    _deliver({"kind": "kernels", **result}, output, json_output, kernels_table)
+    deliver({"kind": "kernels", **result}, output, json_output, kernels_table)
 
 
 @app.command("decode", cls=ModelCommand)
@@ -120,7 +118,7 @@ def decode(
     configs = [parse_config(text) for text in speculative_config or ['{"method": "auto"}']]
     if None in configs:
         raise UserError("--speculative-config null: plain decoding is measured anyway")
-    _check_output(output)
+    check_output(output)
     from foredraft.bench.peers import check_peer
     from foredraft.bench.workload import read_workload, select
 
@@ -144,9 +142,39 @@ def decode(
         runtime.engine_settings(),
         ignore_eos,
     )
-    with _progress() as progress:
+    with progress_bars() as progress:
         result = bench_decode(loaded, items, settings, progress)
-    _deliver(result, output, json_output, decode_table)
+    deliver(result, output, json_output, decode_table)
+
+
+@app.command("serve", cls=ModelCommand)
+@option_groups
+def serve(
+    model: ModelArgument,
+    workload: WorkloadOption,
+    limit_per_task: LimitOption = None,
+    tasks: TasksOption = None,
+    output: OutputOption = None,
+    plot: Annotated[
+        Path | None, Option(help="Draw it into a PNG or SVG file.", metavar="FILE")
+    ] = None,
+    json_output: JsonFlag = False,
+    *,
+    load: serve_bench.LoadOptions,
+    compared: serve_bench.ComparedOptions,
+    runtime: RuntimeOptions,
+) -> None:
+    """Many requests at once: plain decoding, fixed widths and the adaptive policy, interleaved."""
+    check_output(output)
+    serve_bench.check_plot(plot)
+    from foredraft.bench.workload import read_workload, select
+
+    items = select(read_workload(workload), tasks or (), limit_per_task)
+    with progress_bars() as progress:
+        result = serve_bench.measure(model, items, load, compared, runtime, progress)
+    deliver(result, output, json_output, serve_bench.serve_table)
+    if plot is not None:
+        serve_bench.write_plot(plot, result)
 
 
 @app.command("identity", cls=ModelCommand)
@@ -166,7 +194,7 @@ def identity(
 
     Exit code 1 at the first difference.
     """
-    _check_output(output)
+    check_output(output)
     from foredraft.bench.workload import read_workload, select
 
     items = select(read_workload(workload), tasks or (), limit_per_task)
@@ -175,82 +203,16 @@ def identity(
 
     threads = runtime.threads or usable_cores()
     settings = IdentitySettings(max_tokens, threads, runtime.engine_settings())
-    with _progress() as progress:
+    with progress_bars() as progress:
         result = bench_identity(
             lambda threads: runtime.with_threads(threads).load(model),
             items,
             settings,
             progress,
         )
-    _deliver(result, output, json_output, identity_table)
+    deliver(result, output, json_output, identity_table)
     if not result["passed"]:
         raise typer.Exit(MISMATCH)
-
-
-def _deliver(
-    result: Mapping[str, Any],
-    output: Path | None,
-    json_output: bool,
-    table: Callable[[Mapping[str, Any]], RenderableType],
-) -> None:
-    """Write and show a result; one that can't be written goes to stdout whole, so it isn't lost."""
-    text = json.dumps(result, indent=1)
-    failure: UserError | None = None
-    if output is not None:
-        try:
-            output.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            reason = f"{error.strerror}; the result is on stdout"
-            failure = UserError(f"cannot write --output {str(output)!r}: {reason}")
-    if json_output or failure is not None:
-        sys.stdout.write(text + "\n")
-    else:
-        output_console().print(table(result))
-    if failure is not None:
-        raise failure
-
-
-def _check_output(output: Path | None) -> None:
-    """Whether the result can be written, before an hour is spent on it. Changes no file.
-
-    Raises UserError.
-    """
-    if output is None:
-        return
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        existed = output.exists()
-        with output.open("a", encoding="utf-8"):
-            pass
-        if not existed:
-            output.unlink()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UserError(f"cannot write --output {str(output)!r}: {reason}") from None
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar a phase on stderr, where that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    console = message_console()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
-        known: dict[str, TaskID] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in known:
-                known[what] = bars.add_task(what, total=total)
-            bars.update(known[what], completed=done)
-
-        yield show
 
 
 @app.command("rules", cls=ModelCommand)

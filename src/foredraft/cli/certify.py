@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from foredraft.cli.bench import MISMATCH, MaxTokensOption, _progress
+from foredraft.cli.bench import MISMATCH, MaxTokensOption
 from foredraft.cli.console import output_console, visible
+from foredraft.cli.delivery import progress_bars
 from foredraft.cli.option_groups import option_groups
 from foredraft.cli.options import JsonFlag, ModelArgument, RuntimeOptions, SpeculationOptions
 from foredraft.core.errors import ConfigError, UserError
@@ -74,7 +75,7 @@ def certify(
     loaded = runtime.load(model)
     law = LawSettings(draws=draws, seed=seed)
     settings = CertifySettings(config, max_tokens, law, runtime.engine_settings())
-    with _progress() as progress:
+    with progress_bars() as progress:
         certificate = certify(loaded, items, settings, progress)
     if json_output:
         sys.stdout.write(json.dumps(certificate.as_json(), indent=1) + "\n")

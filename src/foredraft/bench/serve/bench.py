@@ -1,0 +1,151 @@
+"""`foredraft bench serve`: from what is asked to the JSON result.
+
+Knows how engines, prompts and a sweep fit together; knows no option and no terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from foredraft.bench.provenance import provenance
+from foredraft.bench.serve.arrivals import Prompt
+from foredraft.bench.serve.engines import EngineServer, Variant, variants
+from foredraft.bench.serve.prompts import of_texts, of_tokens
+from foredraft.bench.serve.remote import RemoteServer
+from foredraft.bench.serve.results import comparisons, points
+from foredraft.bench.serve.sweep import Measured, Progress, Settings, Sweep
+from foredraft.bench.serve.verdicts import verdicts
+from foredraft.bench.workload import Item
+from foredraft.models.load import LoadedModel
+from foredraft.planning.allocation import Objective
+
+ROWS_PER_REQUEST = 8  # of a pass at least, so that drafts are not cut at the highest level
+MIN_ROWS = 256
+MEASURE_OF = {
+    Objective.THROUGHPUT: "tokens_per_second",
+    Objective.LATENCY: "tokens_per_second_per_request",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared in this process."""
+
+    base: Mapping[str, Any]  # speculative configuration; widths and policies vary it
+    widths: Sequence[int]
+    objectives: Sequence[Objective]
+    prompt_tokens: int | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)  # further settings of every engine
+    # Drafts can't pay here: the policy is to see that, and is judged by it.
+    hopeless: bool = False
+
+
+async def bench_engines(
+    loaded: LoadedModel,
+    items: Sequence[Item],
+    comparison: Comparison,
+    settings: Settings,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Measure plain decoding, fixed widths and policies over one model.
+
+    Raises UserError for a prompt that leaves no room for its answer.
+    """
+    engine = _engine_settings(comparison, settings)
+    limit = engine.get("max_model_len") or loaded.config.max_position_embeddings
+    room = limit - settings.max_tokens
+    prompts = of_tokens(loaded.tokenizer, items, room, comparison.prompt_tokens)
+    chosen = variants(comparison.base, comparison.widths, comparison.objectives)
+    costs: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        servers = []
+        for variant in chosen:
+            server = EngineServer(loaded, variant, settings.temperature, engine)
+            stack.push_async_callback(server.close)
+            servers.append(server)
+            if server.policy is not None:
+                costs.setdefault("calibrated", server.policy.costs.curve.as_json())
+        measured = await Sweep(servers, prompts, settings).run(progress)
+        for server in servers:
+            if server.policy is not None:
+                learnt = server.policy.costs
+                costs.setdefault("learnt", {})[server.label] = learnt.curve.as_json()
+                costs.setdefault("draft_ratio", {})[server.label] = learnt.draft_ratio
+    result = _result(measured, prompts, settings)
+    return {
+        **result,
+        "model": loaded.name,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "kernels": loaded.model.kernels.name,
+        "speculative_config": dict(comparison.base),
+        "prompt_tokens": comparison.prompt_tokens,
+        **_judged(measured, result["points"], chosen, hopeless=comparison.hopeless),
+        "costs": costs,
+        "step_costs": {
+            "decoding": measured.step_costs.decoding(),
+            "reading": measured.step_costs.reading(),
+        },
+        "lengths": sorted(measured.lengths.values()),
+    }
+
+
+async def bench_server(
+    url: str, model: str, items: Sequence[Item], settings: Settings, progress: Progress
+) -> dict[str, Any]:
+    """Measure a server that is seen from outside. Raises UserError where it fails."""
+    server = RemoteServer(url, model, settings.temperature)
+    prompts = of_texts(items)
+    measured = await Sweep([server], prompts, settings).run(progress)
+    return {**_result(measured, prompts, settings), "model": model, "url": url}
+
+
+def _engine_settings(comparison: Comparison, settings: Settings) -> dict[str, Any]:
+    """Room for the highest level."""
+    crowd = max((each.concurrency or 0 for each in settings.levels), default=0)
+    if any(each.rate is not None for each in settings.levels):
+        crowd = max(crowd, 32)
+    rows = max(MIN_ROWS, ROWS_PER_REQUEST * crowd)
+    return {
+        "max_num_seqs": max(crowd, 1),
+        "max_num_batched_tokens": rows,
+        **{key: value for key, value in comparison.engine.items() if value is not None},
+    }
+
+
+def _result(measured: Measured, prompts: Sequence[Prompt], settings: Settings) -> dict[str, Any]:
+    return {
+        "kind": "serve",
+        **provenance(),
+        "prompts": len({prompt.id for prompt in prompts}),
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "rounds": settings.rounds,
+        "window": {"requests": settings.requests, "seconds": settings.seconds},
+        "warm_up": measured.warm_up,
+        "points": points(measured),
+    }
+
+
+def _judged(
+    measured: Measured,
+    found: Sequence[Mapping[str, Any]],
+    chosen: Sequence[Variant],
+    *,
+    hopeless: bool,
+) -> dict[str, Any]:
+    fixed = [variant.label for variant in chosen if variant.width]
+    ratios = comparisons(measured, fixed)
+    objectives = {
+        variant.label: MEASURE_OF[variant.objective]
+        for variant in chosen
+        if variant.objective is not None
+    }
+    return {
+        "objectives": objectives,
+        "fixed": {variant.label: variant.width for variant in chosen if variant.width is not None},
+        "comparisons": ratios,
+        "verdicts": verdicts(found, ratios, objectives, hopeless=hopeless),
+    }

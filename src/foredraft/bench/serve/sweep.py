@@ -1,0 +1,224 @@
+"""All configurations at all levels of load, in rounds that take turns.
+
+Knows servers, loads and their order; states no figure of its own. Within a round every level is
+measured for all configurations one after another, on the same requests, in an order that changes:
+a minute in which the machine is slow falls on all alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from foredraft.bench.serve.arrivals import Prompt, Source, poisson
+from foredraft.bench.serve.steps import Counters, StepCosts, StepCounts
+from foredraft.bench.serve.traces import Figures, Window, figures
+from foredraft.bench.serve.traffic import (
+    WARM_SHARE,
+    Extent,
+    Observed,
+    Server,
+    closed_loop,
+    open_loop,
+)
+from foredraft.planning.policy import StepRecord
+
+Progress = Callable[[str, int, int], None]  # what, done, of
+WARM_UP_REQUESTS = 8
+REQUESTS, REQUESTS_PER_CLIENT = 8, 2  # that end in a window
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A load: so many clients at once, or so many arrivals a second."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def key(self) -> dict[str, float]:
+        """As results state it."""
+        if self.concurrency is not None:
+            return {"concurrency": self.concurrency}
+        return {"rate": float(self.rate or 0.0)}
+
+    def __str__(self) -> str:
+        if self.concurrency is not None:
+            return f"{self.concurrency} at once"
+        return f"{self.rate:g} a second"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is measured."""
+
+    levels: Sequence[Level]
+    max_tokens: int = 128
+    rounds: int = 3
+    requests: int | None = None  # that end in a window; None: 8, and 2 more for each client
+    seconds: float = 8.0  # of a window at most
+    temperature: float = 0.0
+    seed: int = 0
+
+    def arrivals(self, rate: float) -> int:
+        """Requests of an open loop: `requests`, or as many as arrive in a window's seconds."""
+        return self.requests or max(8, round(rate * self.seconds / (1.0 - WARM_SHARE)))
+
+    def extent(self, level: Level) -> Extent:
+        requests = self.requests
+        if requests is None:
+            requests = REQUESTS + REQUESTS_PER_CLIENT * (level.concurrency or 0)
+        return Extent(requests, self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One configuration at one level in one round."""
+
+    figures: Figures
+    counts: StepCounts
+    counters: Counters | None
+    outputs: Mapping[int, Sequence[int]]  # token ids by request, as far as they had come
+    waiting: int
+    mean_acceptance_length: float | None = None  # as a server states it
+
+
+@dataclass(slots=True)
+class Measured:
+    """Everything that a sweep has seen."""
+
+    samples: dict[tuple[str, Level], list[Sample]] = field(default_factory=dict)  # by round
+    warm_up: dict[str, dict[str, float]] = field(default_factory=dict)
+    step_costs: StepCosts = field(default_factory=StepCosts)
+    lengths: dict[str, tuple[int, int]] = field(default_factory=dict)  # prompt and output, by id
+
+    def add(self, label: str, level: Level, sample: Sample) -> None:
+        self.samples.setdefault((label, level), []).append(sample)
+
+    @property
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(label for label, _ in self.samples))
+
+    @property
+    def levels(self) -> list[Level]:
+        return list(dict.fromkeys(level for _, level in self.samples))
+
+
+def turns(count: int, number: int) -> list[int]:
+    """The order in which `count` configurations come the `number`-th time: every second time
+    backwards, and begun one later each time.
+    """
+    order = [(index + number) % count for index in range(count)]
+    return order[::-1] if number % 2 else order
+
+
+class Measurable(Server, Protocol):
+    """A server, and what can be seen of it beside its answers."""
+
+    @property
+    def label(self) -> str:
+        """Its name in results."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether its first requests teach it how to serve the next ones."""
+
+    def counters(self) -> Counters | None:
+        """Its totals, where it states any."""
+
+    def take_steps(self, window: Window) -> Sequence[StepRecord]:
+        """The steps of a window; they are forgotten then."""
+
+
+class Sweep:
+    """Measures servers, which live from the first round to the last: what a policy has learnt it
+    keeps.
+    """
+
+    def __init__(
+        self, servers: Sequence[Measurable], prompts: Sequence[Prompt], settings: Settings
+    ) -> None:
+        self._servers, self._prompts, self._settings = servers, prompts, settings
+        self.measured = Measured()
+
+    async def run(self, progress: Progress) -> Measured:
+        """Warm up, then all rounds."""
+        for server in self._servers:
+            await self._warm_up(server)
+        settings, number = self._settings, 0
+        total = settings.rounds * len(self._servers)
+        for round_number in range(settings.rounds):
+            for level in settings.levels:
+                for done, index in enumerate(turns(len(self._servers), number), start=1):
+                    await self._measure(self._servers[index], level, round_number)
+                    progress(str(level), round_number * len(self._servers) + done, total)
+                number += 1
+        return self.measured
+
+    def _source(self, round_number: int) -> Source:
+        """The requests of a round, the same at all levels."""
+        start = round_number * len(self._prompts) // self._settings.rounds
+        return Source(self._prompts, self._settings.max_tokens, start, self._settings.seed)
+
+    async def _warm_up(self, server: Measurable) -> None:
+        """One short request; of a server that learns, the lowest and the highest level."""
+        settings = self._settings
+        source = Source(self._prompts, settings.max_tokens, seed=settings.seed)
+        begin, tokens, requests = time.perf_counter(), 0, 0
+        crowds = sorted({each.concurrency or 1 for each in settings.levels})
+        if not server.learns:
+            source, crowds = replace(source, max_tokens=min(8, source.max_tokens)), [1]
+        for crowd in dict.fromkeys((crowds[0], crowds[-1])):
+            extent = Extent(WARM_UP_REQUESTS if server.learns else 1, settings.seconds)
+            observed = await closed_loop(server, source.jobs(crowd), crowd, extent)
+            tokens += sum(e.tokens for trace in observed.traces for e in trace.emissions)
+            requests += len(observed.traces)
+        server.take_steps(Window(0.0, 0.0))
+        seconds = time.perf_counter() - begin
+        self.measured.warm_up[server.label] = {
+            "requests": requests, "tokens": tokens, "seconds": seconds,
+        }  # fmt: skip
+
+    async def _measure(self, server: Measurable, level: Level, round_number: int) -> None:
+        settings, source = self._settings, self._source(round_number)
+        before: list[Counters | None] = []
+
+        def opens() -> None:
+            before.append(server.counters())
+
+        if level.concurrency is not None:
+            jobs = source.jobs(level.concurrency)
+            extent = settings.extent(level)
+            observed = await closed_loop(server, jobs, level.concurrency, extent, opens=opens)
+        else:
+            rate = float(level.rate or 0.0)
+            number = settings.arrivals(rate)
+            times = poisson(rate, number, settings.seed + round_number)
+            observed = await open_loop(server, source.jobs(), times, opens=opens)
+        after = server.counters()
+        counters = after.since(before[0]) if after and before and before[0] else None
+        self._note(server, level, observed, counters)
+
+    def _note(
+        self, server: Measurable, level: Level, observed: Observed, counters: Counters | None
+    ) -> None:
+        records = server.take_steps(observed.window)
+        for record in records:
+            self.measured.step_costs.add(record)
+        told = [each.mean_acceptance_length for each in observed.traces]
+        stated = [each for each in told if each is not None]
+        sample = Sample(
+            figures(observed.traces, observed.window),
+            StepCounts.of(records),
+            counters,
+            {trace.index: tuple(trace.token_ids) for trace in observed.traces},
+            observed.waiting,
+            sum(stated) / len(stated) if stated else None,
+        )
+        self.measured.add(server.label, level, sample)
+        for trace in observed.traces[level.concurrency or 0 :]:
+            if trace.finished:
+                lengths = trace.num_prompt, sum(each.tokens for each in trace.emissions)
+                self.measured.lengths[trace.prompt_id] = lengths

@@ -1,0 +1,317 @@
+"""`foredraft bench serve`: many requests at once, with plain decoding, fixed widths and policies.
+
+Knows options and tables; `foredraft.bench.serve` measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from typer import Option
+
+from foredraft.cli.options import RuntimeOptions, parse_config
+from foredraft.cli.prompt import check_text
+from foredraft.cli.tables import Figures
+from foredraft.core.errors import UserError
+from foredraft.planning.allocation import Objective
+
+if TYPE_CHECKING:
+    from foredraft.bench.serve.sweep import Settings
+    from foredraft.bench.workload import Item
+
+MOST_REQUESTS = 1024
+MOST_WIDTH = 64
+CONCURRENCY, QUICK_CONCURRENCY = "1,2,4,8,16,32", "1,4,16"
+WIDTHS, QUICK_WIDTHS = "1,2,4,5", "2,5"
+ROUNDS, QUICK_ROUNDS = 3, 1
+SECONDS, QUICK_SECONDS = 8.0, 2.0
+PANEL_LOAD, PANEL_COMPARED = "Load", "What is compared"
+POLICY_KEYS = ("policy", "objective", "num_speculative_tokens_per_batch_size", "recalibrate")
+Progress = Callable[[str, int, int], None]
+
+
+def _load(words: str, value: str, **more: Any) -> Any:
+    return Option(help=words, metavar=value, rich_help_panel=PANEL_LOAD, **more)
+
+
+def _compared(words: str, value: str, **more: Any) -> Any:
+    return Option(help=words, metavar=value, rich_help_panel=PANEL_COMPARED, **more)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How many requests, when, and how long they are."""
+
+    concurrency: Annotated[
+        str | None, _load(f"Requests at once. (default: {CONCURRENCY})", "N,...")
+    ] = None
+    rate: Annotated[
+        str | None, _load("Arrivals a second, by chance, instead or besides.", "R,...")
+    ] = None
+    requests: Annotated[
+        int | None,
+        _load("That end in a measurement. (default: 8, and 2 for each at once)", "N", min=1),
+    ] = None
+    seconds: Annotated[
+        float | None, _load(f"Of a measurement at most. (default: {SECONDS:g})", "S")
+    ] = None
+    rounds: Annotated[
+        int | None, _load(f"Figures are medians over them. (default: {ROUNDS})", "N", min=1)
+    ] = None
+    max_tokens: Annotated[int, _load("Of an answer, at most.", "N", min=2)] = 128
+    prompt_tokens: Annotated[
+        int | None, _load("Make every prompt so long, of the workload's texts.", "N", min=2)
+    ] = None
+    temperature: Annotated[float, _load("0 is greedy.", "X")] = 0.0
+    seed: Annotated[int, _load("Of arrivals and samples.", "N", min=0)] = 0
+    quick: Annotated[
+        bool,
+        Option("--quick", help="Smaller defaults: about a minute.", rich_help_panel=PANEL_LOAD),
+    ] = False
+
+    def settings(self) -> Settings:
+        """What to measure; raises UserError."""
+        from foredraft.bench.serve.sweep import Level, Settings
+
+        seconds = self.seconds
+        if seconds is None:
+            seconds = QUICK_SECONDS if self.quick else SECONDS
+        if not 0.0 < seconds < inf:
+            raise UserError(f"--seconds must be above 0, got {seconds:g}")
+        if not 0.0 <= self.temperature < inf:
+            raise UserError(f"--temperature must be 0 or more, got {self.temperature:g}")
+        many = self.concurrency
+        if many is None and self.rate is None:
+            many = QUICK_CONCURRENCY if self.quick else CONCURRENCY
+        crowds = [] if many is None else _counts("--concurrency", many, 1, MOST_REQUESTS)
+        rates = [] if self.rate is None else _rates(self.rate)
+        return Settings(
+            [*(Level(concurrency=n) for n in crowds), *(Level(rate=each) for each in rates)],
+            self.max_tokens,
+            self.rounds or (QUICK_ROUNDS if self.quick else ROUNDS),
+            self.requests,
+            seconds,
+            self.temperature,
+            self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class ComparedOptions:
+    """Which configurations."""
+
+    widths: Annotated[
+        str | None,
+        _compared(f"Fixed draft lengths; plain is always there. (default: {WIDTHS})", "K,..."),
+    ] = None
+    speculative_config: Annotated[
+        str | None,
+        _compared('Whose widths vary. (default: {"method": "auto"})', "JSON"),
+    ] = None
+    objective: Annotated[
+        str, _compared("Of the adaptive policy: throughput, latency, both, none.", "NAME")
+    ] = "both"
+    hopeless: Annotated[
+        bool,
+        Option(
+            "--hopeless",
+            help="Drafts can't pay here: judge whether the policy sees that.",
+            rich_help_panel=PANEL_COMPARED,
+        ),
+    ] = False
+    url: Annotated[
+        str | None,
+        _compared("Measure this server instead: OpenAI's protocol; MODEL is its name.", "URL"),
+    ] = None
+
+    def base(self) -> dict[str, Any]:
+        """The configuration that widths and policies vary; raises UserError."""
+        config = parse_config(self.speculative_config or '{"method": "auto"}')
+        if config is None:
+            raise UserError("--speculative-config null: plain decoding is measured anyway")
+        for key in POLICY_KEYS:
+            if key in config:
+                raise UserError(
+                    f"--speculative-config: leave {key} out: fixed widths and both objectives are "
+                    "what is compared"
+                )
+        return config
+
+    def objectives(self) -> list[Objective]:
+        """Raises UserError."""
+        choices: dict[str, list[Objective]] = {"both": list(Objective), "none": []}
+        choices |= {each.value: [each] for each in Objective}
+        if self.objective not in choices:
+            valid = ", ".join([*Objective, "both", "none"])
+            raise UserError(f"--objective must be one of {valid}, got {self.objective!r}")
+        return choices[self.objective]
+
+    def fixed(self, quick: bool) -> list[int]:
+        """Raises UserError."""
+        text = self.widths if self.widths is not None else QUICK_WIDTHS if quick else WIDTHS
+        return _counts("--widths", text, 0, MOST_WIDTH)
+
+    def check_remote(self, load: LoadOptions) -> None:
+        """Raise UserError for options that only engines of this process have."""
+        given = [
+            name
+            for name, is_given in (
+                ("--widths", self.widths is not None),
+                ("--speculative-config", self.speculative_config is not None),
+                ("--objective", self.objective != "both"),
+                ("--hopeless", self.hopeless),
+                ("--prompt-tokens", load.prompt_tokens is not None),
+            )
+            if is_given
+        ]
+        if given:
+            raise UserError(f"--url excludes {', '.join(given)}: the server decides")
+
+
+def _counts(option: str, text: str, least: int, most: int) -> list[int]:
+    """Different whole numbers, in their order."""
+    check_text(text, option)
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = [least - 1]
+    if not all(least <= value <= most for value in values):
+        raise UserError(
+            f"{option} must be whole numbers in {least}..{most} with commas between, got {text!r}"
+        )
+    return list(dict.fromkeys(values))
+
+
+def _rates(text: str) -> list[float]:
+    check_text(text, "--rate")
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [0.0]
+    if not all(0.0 < value < inf for value in values):
+        raise UserError(f"--rate must be numbers above 0 with commas between, got {text!r}")
+    return list(dict.fromkeys(values))
+
+
+def check_plot(plot: Path | None) -> None:
+    """Raise UserError, before anything is measured, for a plot that could not be drawn."""
+    if plot is None:
+        return
+    if plot.suffix not in (".png", ".svg"):
+        raise UserError(f"--plot {str(plot)!r}: give a name in .png or .svg")
+    if not plot.parent.is_dir():
+        raise UserError(f"--plot {str(plot)!r}: there is no directory {str(plot.parent)!r}")
+    from foredraft.bench.certificate.plot import check_matplotlib
+
+    check_matplotlib()
+
+
+def write_plot(plot: Path, result: Mapping[str, Any]) -> None:
+    """Draw a result; the plot's name says its form. Raises UserError."""
+    from foredraft.bench.serve.plot import draw
+
+    try:
+        plot.write_bytes(draw(result, plot.suffix.removeprefix(".")))
+    except OSError as error:
+        raise UserError(f"cannot write --plot {str(plot)!r}: {error.strerror}") from None
+
+
+def measure(
+    model: str,
+    items: Sequence[Item],
+    load: LoadOptions,
+    compared: ComparedOptions,
+    runtime: RuntimeOptions,
+    progress: Progress,
+) -> dict[str, Any]:
+    """The result, as JSON has it. Raises UserError."""
+    from foredraft.bench.serve.bench import Comparison, bench_engines, bench_server
+    from foredraft.cli.download import fetch_draft
+
+    settings = load.settings()
+    if compared.url is not None:
+        compared.check_remote(load)
+        return asyncio.run(bench_server(compared.url, model, items, settings, progress))
+    comparison = Comparison(
+        compared.base(),
+        compared.fixed(load.quick),
+        compared.objectives(),
+        load.prompt_tokens,
+        runtime.engine_settings(),
+        compared.hopeless,
+    )
+    loaded = runtime.load(model)
+    fetch_draft(comparison.base)
+    return asyncio.run(bench_engines(loaded, items, comparison, settings, progress))
+
+
+def serve_table(result: Mapping[str, Any]) -> Group:
+    """Points, then how policies compare, then what was promised."""
+    rows = [_point_row(point) for point in result["points"]]
+    headings = (
+        "at once, run", "tokens/s", "of plain", "acceptance\nlength", "width", "width 0\nsteps",
+        "TTFT ms\np50, p99", "between\ntokens ms\np50, p99",
+    )  # fmt: skip
+    over = {
+        (each["label"], _place(each)): each["tokens_per_second"]["over_plain"]
+        for each in result.get("comparisons", ())
+    }
+    for row, point in zip(rows, result["points"], strict=True):
+        ratio = over.get((point["label"], _place(point)))
+        row[2] = "-" if ratio is None else f"{ratio['p50']:.2f}x"
+    title = f"{result['model']}, at most {result['max_tokens']} tokens, {result['prompts']} prompts"
+    parts: list[RenderableType] = [Figures(title, headings, rows)]
+    if result.get("verdicts"):
+        parts.append(_verdicts(result["verdicts"]))
+    if any(point.get("identical_to_plain") is False for point in result["points"]):
+        parts.append(Text("OUTPUTS DIFFER from plain decoding's", style="bold"))
+    return Group(*parts)
+
+
+def _place(each: Mapping[str, Any]) -> str:
+    if "concurrency" in each:
+        return str(each["concurrency"])
+    return f"{each['rate']:g}/s"
+
+
+def _point_row(point: Mapping[str, Any]) -> list[str]:
+    share = point.get("width_0_share")
+    return [
+        f"{_place(point)}, {point['label']}",
+        f"{point['tokens_per_second']:.1f}",
+        "",
+        _number(point["mean_acceptance_length"]),
+        _number(point["width"]),
+        "-" if share is None else f"{share:.0%}",
+        _two(point["ttft_ms"]),
+        _two(point["itl_ms"]),
+    ]
+
+
+def _two(each: Mapping[str, float | None]) -> str:
+    return ", ".join("-" if value is None else f"{value:.0f}" for value in each.values())
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _verdicts(lines: Sequence[Mapping[str, Any]]) -> Figures:
+    rows = [
+        [
+            f"{each['label']}: {each['what']}",
+            str(each["concurrency"] or "-"),
+            "-" if each["value"] is None else f"{each['value']:.3f}",
+            f"{'<=' if each['at_most'] else '>='} {each['bound']:g}",
+            {True: "yes", False: "NO", None: "-"}[each["holds"]],
+        ]
+        for each in lines
+    ]
+    return Figures("Promises", ("promise", "at once", "found", "bound", "holds"), rows)
