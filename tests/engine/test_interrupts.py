@@ -69,18 +69,30 @@ def assert_nothing_left(llm: LLM) -> None:
     assert not llm.drafter._indexes
 
 
-@pytest.mark.parametrize("params", [SHORT, MANY], ids=["two prompts", "shared pages"])
-def test_an_interrupt_at_any_line_loses_no_page(make_llm, params):
+@pytest.mark.parametrize(
+    ("params", "again"),
+    [(SHORT, False), (SHORT, True), (MANY, False)],
+    ids=["two prompts", "found prefixes", "shared pages"],
+)
+def test_an_interrupt_at_any_line_loses_no_page(make_llm, params, again):
     llm = make_llm(NgramDrafter(), 3, page_size=4, max_num_batched_tokens=16)
 
     def generate():
         return llm.generate([PROMPTS[1], PROMPTS[3][:7]], params)
 
+    def prepare():
+        """What is known of earlier requests decides which lines are run."""
+        llm.engine.reset_prefix_cache()
+        if again:
+            generate()
+
+    prepare()
     tracer = Tracer()
     want = [list(output.token_ids) for output in tracer.run(generate)]
     places = first_and_last_times(tracer.lines)
     assert len(places) > 300
     for place in places:
+        prepare()
         with pytest.raises(KeyboardInterrupt):
             Tracer(place).run(generate)
         assert_nothing_left(llm)
@@ -108,6 +120,27 @@ def test_an_interrupt_in_a_step_ends_streams_that_share_it(make_llm):
         last = list(other)[-1]
         assert last.finished is not None
         assert last.finished.finish_reason in ("abort", "length")
+        assert_nothing_left(llm)
+
+
+def test_an_interrupt_while_one_stream_is_closed_leaves_the_other(make_llm, plain):
+    llm = make_llm(NgramDrafter(), 3, page_size=2)
+
+    def open_stream(prompt):
+        stream = llm.stream(prompt, GREEDY)
+        next(stream)
+        return stream
+
+    tracer = Tracer()
+    tracer.run(open_stream(PROMPTS[0]).close)
+    assert len(tracer.lines) > 30
+    for place in range(len(tracer.lines)):
+        closed, other = open_stream(PROMPTS[0]), open_stream(PROMPTS[1])
+        with pytest.raises(KeyboardInterrupt):
+            Tracer(place).run(closed.close)
+        llm.engine.check_integrity()
+        *_, last = other
+        assert list(last.finished.token_ids) == plain(GREEDY, [PROMPTS[1]])[0]
         assert_nothing_left(llm)
 
 

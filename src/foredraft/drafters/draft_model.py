@@ -66,7 +66,8 @@ class _Chain:
         return len(self.pending) <= MAX_ROWS
 
     def draft(self) -> Draft:
-        return Draft.chain(self.drafted, torch.stack(self.laws) if self.laws else None)
+        laws = torch.stack(self.laws) if self.laws else None
+        return Draft.chain(self.drafted, laws, min(self.start, len(self.request.tokens)))
 
 
 class DraftModelDrafter:
@@ -133,7 +134,7 @@ class DraftModelDrafter:
         if max(len(tokens), request.num_prompt_tokens) > longest:
             self.release(request.id)
             return _Chain(request, 0, 0, [])
-        start = self._computed.get(request.id, _Computed()).confirmed(tokens)
+        start = self._computed.get(request.id, _Computed(request.num_cached)).confirmed(tokens)
         if room:
             start = min(start, len(tokens) - 1)  # the last token's logits are needed
         self._computed[request.id] = _Computed(start)
@@ -178,16 +179,13 @@ class DraftModelDrafter:
         """The next draft token of each chain; None where the processors leave none to draft."""
         row_math = self.loaded.model.kernels.row_math
         if chains and all(chain.request.sampler.plain_argmax for chain in chains):
-            try:
-                return list(row_math.argmax_rows(logits))
-            except FloatingPointError:
-                pass  # one request's row; below, each is asked by itself
+            return list(row_math.argmax_rows(logits))
         return [self._choice(*one, row_math) for one in zip(chains, logits, strict=True)]
 
     def _choice(self, chain: _Chain, row: Tensor, row_math: RowMath) -> int | None:
         try:
             return self._token(chain, row, row_math)
-        except (UserError, FloatingPointError):
+        except UserError:
             return None  # the target will say the same of this row, or not, when it gets there
 
     def _token(self, chain: _Chain, row: Tensor, row_math: RowMath) -> int:
@@ -198,7 +196,7 @@ class DraftModelDrafter:
             return sampler.token(row, history, request.seed, root + offset)
         law = sampler.law(row, history)
         if not self.sampled:
-            return row_math.argmax(law)
+            return row_math.argmax_rows(law[None])[0]
         chain.laws.append(law)
         return draw_from(law, coins.coin(request.seed, root, coins.DRAFT, offset), row_math)
 

@@ -49,6 +49,9 @@ class DraftRequest:
     # what is written to them, until `release`.
     cache: KVCache | None = None
     pages: Sequence[int] = ()
+    # Positions that the drafter's cache holds for `tokens` already: what `Draft.num_cached` has
+    # told of this request, or of another that began alike and whose pages it shares.
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,15 @@ class Draft:
     parents: Sequence[int] = ()  # -1 = the pending token; a chain is (-1, 0, 1, ...)
     # [n, V] the law each was really drawn from, given the siblings before it; None = deterministic
     probs: Tensor | None = None
+    # Of the request's committed tokens, from the first: those whose keys and values the drafter's
+    # own cache now holds. Later requests that begin alike are given them.
+    num_cached: int = 0
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], probs: Tensor | None = None) -> Draft:
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs)
+    def chain(
+        cls, tokens: Sequence[int], probs: Tensor | None = None, num_cached: int = 0
+    ) -> Draft:
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs, num_cached)
 
 
 @dataclass(frozen=True, slots=True)

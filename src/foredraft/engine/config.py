@@ -256,6 +256,7 @@ class EngineConfig:
     # Most prompt rows of one request in a pass; None: the row budget.
     prefill_chunk_size: int | None = None
     num_pages: int = 1
+    enable_prefix_caching: bool = True  # requests share pages of equal beginnings
 
     def __post_init__(self) -> None:
         for name in (
@@ -268,6 +269,9 @@ class EngineConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{name} must be a positive integer, got {value!r}")
+        if type(self.enable_prefix_caching) is not bool:
+            given = self.enable_prefix_caching
+            raise ConfigError(f"enable_prefix_caching must be true or false, got {given!r}")
         chunk = self.prefill_chunk_size
         if chunk is not None and (type(chunk) is not int or chunk < 1):
             raise ConfigError(

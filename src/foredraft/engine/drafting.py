@@ -63,6 +63,7 @@ class CheckedDraft:
     tokens: tuple[int, ...]
     tree: Topology
     probs: Tensor | None
+    num_cached: int = 0
 
 
 NO_DRAFT = CheckedDraft((), topology(()), None)
@@ -109,6 +110,7 @@ def _view(row: Scheduled, cache: KVCache | None) -> DraftRequest:
         history=request.history,
         cache=cache,
         pages=() if cache is None else tuple(request.pages),
+        num_cached=request.num_draft_cached,
     )
 
 
@@ -131,7 +133,16 @@ def _check(draft: Any, row: Scheduled, drafter: Drafter, vocab_size: int) -> Che
         raise DrafterError("a draft has siblings, but the drafter's capabilities say tree=False")
     if draft.probs is not None:
         _check_law(draft.probs, tokens, row.request, drafter, vocab_size)
-    return CheckedDraft(tokens, tree, draft.probs)
+    return CheckedDraft(tokens, tree, draft.probs, _num_cached(draft.num_cached, row, drafter))
+
+
+def _num_cached(value: Any, row: Scheduled, drafter: Drafter) -> int:
+    most = row.request.num_computed + row.chain
+    if drafter.capabilities.cache is None:
+        most = 0
+    if type(value) is not int or not 0 <= value <= most:
+        raise DrafterError(f"a draft's num_cached must be an integer in 0..{most}, got {value!r}")
+    return value
 
 
 def _ids(name: str, values: Any) -> tuple[int, ...]:

@@ -88,6 +88,7 @@ class Engine:
         self.uncommitted: Sequence[Request] | None = ()
         self._tap = tap
         self._in_use = threading.RLock()
+        self._torn = False  # an interrupt may have left pages with nobody
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -116,6 +117,7 @@ class Engine:
                 request.released = True
             return
         with self._in_use:
+            torn, self._torn = self._torn, True  # until this is through
             failures: list[Exception] = []
             for request in pending:
                 try:
@@ -123,9 +125,12 @@ class Engine:
                         request.finish(stop, error)
                 except Exception as failure:
                     failures.append(failure)
-                # Its pages may be counted or not, after an interrupt: all are counted anew below.
-                self.scheduler.take_out(request)
-            self.scheduler.reclaim()
+                pages = self.scheduler.take_out(request)
+                if not torn:  # else they may be counted or not: all are counted anew below
+                    self.pool.release(pages)
+            if torn:
+                self.scheduler.reclaim()
+            self._torn = False
             self._tell([], [], [], [request for request in pending if not request.released])
             if failures:
                 raise failures[0]
@@ -133,6 +138,19 @@ class Engine:
     def disable_drafter(self) -> None:
         """Go on without drafts, for good: the drafter is neither asked nor told anything more."""
         self.drafter, self.scheduler.policy = None, NoDrafts()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what earlier requests have computed; running ones keep their pages.
+
+        Raises RuntimeError while another thread is in a step.
+        """
+        self._enter()
+        try:
+            self._torn = True
+            self.scheduler.pages.clear()
+            self._torn = False
+        finally:
+            self._in_use.release()
 
     @property
     def has_work(self) -> bool:
@@ -149,10 +167,15 @@ class Engine:
         """
         self._enter()
         try:
-            return self._step()
+            self._torn = True
+            changed = self._step()
+            self._torn = False
+            return changed
         except Exception:
+            self._torn = False
             raise
         except BaseException:
+            self._torn = True
             self.abort([*self.scheduler.waiting, *self.scheduler.running])
             self.scheduler.reclaim()
             raise
@@ -219,6 +242,8 @@ class Engine:
             request.prompt_logprobs += of_prompt
             first = request.num_tokens
             count = self._commit_tokens(window, outcome, emitted)
+            if outcome.error is None:
+                self.scheduler.pages.publish(request)
             commits.append(Commit.of(window, outcome, count))
             results.append(_step_result(window, outcome, emitted[:count]))
             if self._tap is not None:
@@ -283,6 +308,7 @@ class Engine:
         num_accepted = min(count, len(outcome.accepted))
         self._gather(window, outcome.accepted[:num_accepted])
         request.num_computed += window.chain + num_accepted
+        request.num_draft_cached = max(request.num_draft_cached, window.draft.num_cached)
         if count:
             depth = window.draft.tree.max_depth
             request.counts.record(window.num_nodes, num_accepted, count, depth=depth)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 
+from foredraft.cache.prefix import PrefixNode
 from foredraft.core.acceptance import Origin
 from foredraft.core.counts import AcceptanceCounts
 from foredraft.core.errors import IntegrityError
@@ -49,14 +50,18 @@ class Request:
         detokenizer: Detokenizer,
         request_type: str = "",
         max_width: int | None = None,
+        cache_salt: str = "",
     ) -> None:
-        """`request_type` "": labelled by its sampling. `max_width`: most draft tokens a step."""
+        """`request_type` "": labelled by its sampling. `max_width`: most draft tokens a step.
+        `cache_salt`: computed pages are shared with requests of the same one alone.
+        """
         self.id = request_id
         self.group = group  # shared by the completions of one prompt
         self.index = index  # which of the n completions of its prompt
         self.params = params
         self.request_type = request_type or _type_by_sampling(params, sampler)
         self.max_width = max_width
+        self.cache_salt = cache_salt
         self.sampler = sampler
         self.rules = rules
         self.seed = seed
@@ -64,7 +69,11 @@ class Request:
         self.tokens = list(prompt)  # prompt and output; the last one may be pending
         self.num_prompt = len(prompt)
         self.num_computed = 0  # positions whose keys and values are in the cache
+        self.num_draft_cached = 0  # positions that the drafter's own cache is known to hold
+        self.num_drafted_pages = 0  # of its pages, those it has told the prefix tree of as such
+        self.num_cached_tokens = 0  # found computed when it first started
         self.pages: list[int] = []
+        self.prefix_node: PrefixNode | None = None  # of the last page it has made known, or found
         self.history: History = sampler.start(prompt)
         self.status = Status.WAITING
         self.queued = False  # an engine knows it
@@ -136,7 +145,8 @@ class Request:
     def wait(self) -> None:
         """Run no more until it is admitted again; its pages were taken, its tokens stay."""
         self.status = Status.WAITING
-        self.num_computed = 0
+        self.num_computed = self.num_draft_cached = 0
+        self.prefix_node = None
         self.num_preemptions += 1
 
     def append(self, token: int, origin: Origin) -> bool:
@@ -216,6 +226,9 @@ class Request:
             or len(self.logprobs) == self.num_output,
             "counts of the emitted tokens": self.counts.num_emitted_tokens == self.num_output,
             "no page twice": len(set(self.pages)) == len(self.pages),
+            "drafter's positions within the computed ones": 0
+            <= self.num_draft_cached
+            <= self.num_computed,
             "pages only while running": running or not self.pages,
             "a pending token while running": not running or self.num_computed < self.num_tokens,
             "pages for what is computed": len(self.pages) * page_size >= self.num_computed,

@@ -1,8 +1,8 @@
-"""Who runs in the next step, with how many rows, and on which pages.
+"""Who runs in the next step, and with how many rows.
 
-Knows lengths, pages and the row budget; knows no tensor, no token's meaning and no drafter. First
-come, first served. Pages are settled before a step for all that it writes, drafts included, so
-nothing can run out of them inside one.
+Knows lengths, the row budget and who gives way where pages run short; knows no tensor, no token's
+meaning and no drafter. First come, first served. Pages are settled before a step for all that it
+writes, drafts included, so nothing can run out of them inside one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from foredraft.cache.pool import PagePool
-from foredraft.core.errors import IntegrityError, InvalidRequest
+from foredraft.core.errors import InvalidRequest
 from foredraft.engine.config import EngineConfig
+from foredraft.engine.pages import PageTables, Start
 from foredraft.engine.request import Request, Status
 from foredraft.planning.policy import Load, Policy, RequestState
 
@@ -46,12 +47,14 @@ class Plan:
 
 
 class Scheduler:
-    """Waiting and running requests, and the pages they hold."""
+    """Waiting and running requests."""
 
     def __init__(self, config: EngineConfig, pool: PagePool, policy: Policy) -> None:
         self.config = config
         self.pool = pool
+        self.pages = PageTables(config, pool)
         self.policy = policy
+        self.num_preemptions = 0
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -73,11 +76,11 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Who runs next: decoding first, then prompts, then newcomers, then drafts.
 
-        Every slot that the step writes has its page when this returns. Where pages run short, first
-        drafts shrink, then the youngest requests go back to the queue, to be computed anew: the
-        oldest always goes on.
+        Every slot that the step writes has its page when this returns. Where pages run short,
+        drafts shrink, cached pages that nobody holds are evicted, then the youngest requests go
+        back to the queue, to be computed anew: the oldest always goes on.
         """
-        self._release_spare_pages()
+        self.pages.release_spare(self.running)
         decoding = sum(request.num_remaining == 1 for request in self.running)
         budget = self.config.max_num_batched_tokens - decoding
         chains: list[tuple[Request, int]] = []
@@ -93,7 +96,7 @@ class Scheduler:
         copies: list[tuple[int, int]] = []
         if not preempted:
             for request in self._admit(copies):
-                chain = self._chain(request, budget)
+                chain = min(self._chain(request, budget), budget)
                 if chain:
                     chains.append((request, chain))
                     budget -= chain
@@ -108,32 +111,23 @@ class Scheduler:
         limit = self.config.prefill_chunk_size or self.config.max_num_batched_tokens
         return max(0, min(request.num_remaining, limit, budget))
 
-    def _missing_pages(self, request: Request, slots: int) -> int:
-        return max(0, self.config.pages_for(slots) - len(request.pages))
-
     def _make_room(self, request: Request, chain: int, preempted: list[Request]) -> bool:
         """Pages for the slots of `chain`; the youngest give theirs up. False: it was the one."""
-        missing = self._missing_pages(request, request.num_computed + chain)
-        while missing > self.pool.num_free:
+        num_slots = request.num_computed + chain
+        while self.pages.missing(request, num_slots) > self.pages.num_available:
             victim = self.running[-1]
             self.preempt(victim)
             preempted.append(victim)
             if victim is request:
                 return False
-        request.pages += self.pool.allocate(missing)
+        self.pages.grow(request, num_slots)
         return True
-
-    def _release_spare_pages(self) -> None:
-        """Take back what drafts that were not accepted have left beyond the committed tokens."""
-        for request in self.running:
-            kept = self.config.pages_for(request.num_tokens)
-            spare, request.pages = request.pages[kept:], request.pages[:kept]
-            self.pool.release(spare)
 
     def preempt(self, request: Request) -> None:
         """Back to the head of the queue, without pages; its tokens stay, and are computed anew."""
         self.waiting.appendleft(request)
         self.running.remove(request)
+        self.num_preemptions += 1
         pages, request.pages = request.pages, []
         request.wait()
         self.pool.release(pages)
@@ -145,11 +139,10 @@ class Scheduler:
         for request, chain in chains:
             nodes, width = 0, widths[request.id]
             if chain == request.num_remaining:
-                end = request.num_tokens
-                room = (len(request.pages) + self.pool.num_free) * self.config.page_size - end
+                room = self.pages.room_for_drafts(request)
                 nodes = max(0, min(width, request.max_draft_nodes, budget, room))
                 budget -= nodes
-                request.pages += self.pool.allocate(self._missing_pages(request, end + nodes))
+                self.pages.grow(request, request.num_tokens + nodes)
             speculates = min(width, request.max_draft_nodes) > 0
             yield Scheduled(request, chain, nodes, speculates)
 
@@ -168,7 +161,8 @@ class Scheduler:
     def _admit(self, copies: list[tuple[int, int]]) -> Iterable[Request]:
         """Start waiting requests, in their order, as long as there are pages for all their tokens,
         the widest draft of their first step, and one more for each request that runs already, which
-        will soon need it. Pages that siblings share are copied where they part.
+        will soon need it. What others have computed is shared: full pages as they are, a sibling's
+        last one as a copy.
         """
         for request in tuple(self.waiting):
             if len(self.running) == self.config.max_num_seqs:
@@ -176,26 +170,22 @@ class Scheduler:
             sibling = self._sibling(request)
             if sibling is not None and sibling.num_computed < sibling.num_prompt - 1:
                 continue  # its prompt is being computed: it will share that when it is done
-            shared = 0 if sibling is None else request.num_prompt - 1
-            full_pages = shared // self.config.page_size
-            load = Load(len(self.running) + 1, request.num_remaining)
-            (width,) = self.policy.widths(load, [state_of(request)])
-            width = min(width, request.max_draft_nodes)
-            price = self.config.pages_for(request.num_tokens + max(0, width)) - full_pages
-            if price + len(self.running) > self.pool.num_free:
+            start = self.pages.start(request, sibling)
+            slots = request.num_tokens + self._first_width(request, start)
+            if not self.pages.can_admit(start, slots, spare=len(self.running)):
                 return
-            needed = self.config.pages_for(request.num_tokens) - full_pages
-            pages = self.pool.allocate(needed)
-            if sibling is not None:
-                self.pool.share(sibling.pages[:full_pages])
-                if shared % self.config.page_size:
-                    copies.append((sibling.pages[full_pages], pages[0]))
-                pages = sibling.pages[:full_pages] + pages
             # In this order an interrupt leaves no request that is nowhere.
             self.running.append(request)
-            request.admit(pages, shared)
+            copy = self.pages.admit(request, start)
             self.waiting.remove(request)
+            if copy is not None:
+                copies.append(copy)
             yield request
+
+    def _first_width(self, request: Request, start: Start) -> int:
+        load = Load(len(self.running) + 1, request.num_tokens - start.num_computed)
+        (width,) = self.policy.widths(load, [state_of(request)])
+        return max(0, min(width, request.max_draft_nodes))
 
     def _sibling(self, request: Request) -> Request | None:
         """A running completion of the same prompt, whose keys and values can be shared."""
@@ -212,12 +202,13 @@ class Scheduler:
 
     def take_out(self, request: Request) -> list[int]:
         """Take a request out, wherever it is; its pages are the caller's to give back."""
+        # First, so that an interrupt leaves no request outside that names pages.
+        pages, request.pages = request.pages, []
         self.policy.release(request.id)
         if request in self.waiting:
             self.waiting.remove(request)
         if request in self.running:
             self.running.remove(request)
-        pages, request.pages = request.pages, []
         return pages
 
     def reclaim(self) -> None:
@@ -228,31 +219,37 @@ class Scheduler:
         self.waiting = deque(
             request for request in self.waiting if request.status is Status.WAITING
         )
-        self.pool.rebuild(request.pages for request in self.running)
+        self.pages.reclaim(self.running)
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that running requests hold; cached ones that nobody holds are not in use."""
+        return self.pool.num_used
+
+    @property
+    def num_cached_pages(self) -> int:
+        """Pages known by their tokens, in use or not."""
+        return self.pages.prefixes.num_pages
+
+    @property
+    def prefix_query_tokens(self) -> int:
+        """Tokens of the requests that looked for a known prefix, each request counted once."""
+        return self.pages.prefix_query_tokens
+
+    @property
+    def prefix_hit_tokens(self) -> int:
+        """Of `prefix_query_tokens`, those that were found computed."""
+        return self.pages.prefix_hit_tokens
+
     def check_integrity(self) -> None:
         """Raise IntegrityError or RuntimeError if pages or requests contradict each other."""
-        self.pool.check_integrity()
         for request in (*self.waiting, *self.running):
             request.check_integrity(self.config.page_size)
-        held: dict[int, int] = {}
-        for request in self.running:
-            for page in request.pages:
-                held[page] = held.get(page, 0) + 1
-        if len(held) != self.pool.num_used:
-            raise IntegrityError(
-                f"{self.pool.num_used} pages in use, running requests hold {len(held)}"
-            )
-        for page, holders in held.items():
-            if self.pool.references(page) != holders:
-                raise IntegrityError(
-                    f"page {page} is counted {self.pool.references(page)} times, "
-                    f"held {holders} times"
-                )
+        self.pages.check_integrity(self.running)
 
 
 def _load_of(chains: Iterable[tuple[Request, int]]) -> Load:
