@@ -57,6 +57,7 @@ class EngineFront:
         max_num_batched_tokens: int = 256,
         prefill_chunk_size: int | None = None,
         kv_cache_gib: float = 2.0,
+        enable_prefix_caching: bool = True,
         seed: int | None = None,
         tap: Tap | None = None,
     ) -> None:
@@ -66,6 +67,7 @@ class EngineFront:
             speculative_config: see `SpeculativeConfig`; None is plain decoding.
             drafter: an object of one's own, instead of a configured method.
             kv_cache_gib: memory for keys and values, in GiB; taken as it is used.
+            enable_prefix_caching: keep what was computed of prompts for others that begin alike.
             seed: of the requests that have none; None draws one from the system.
             tap: called with (request id, position, token, logits row) for every committed token.
 
@@ -95,6 +97,7 @@ class EngineFront:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             prefill_chunk_size=prefill_chunk_size,
+            enable_prefix_caching=enable_prefix_caching,
         )
         self.config, self.config_without_drafter = plan(shapes), plan(shapes[:1])
         caches = [

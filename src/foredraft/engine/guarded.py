@@ -15,11 +15,8 @@ class GuardedDrafter:
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
+        self.capabilities: Capabilities = inner.capabilities
         self.failure: Exception | None = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         if self.failure is None:

@@ -150,6 +150,7 @@ class RequestFactory:
                 detokenizer=Detokenizer(loaded.tokenizer, params.skip_special_tokens),
                 request_type=options.request_type,
                 max_width=options.max_width,
+                cache_salt=options.cache_salt,
             )
             for index in range(params.n)
         ]

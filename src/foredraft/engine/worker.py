@@ -181,19 +181,16 @@ class Worker:
     def _deliver(self, requests: Iterable[Request]) -> None:
         """Hand on what these requests have to tell; end those whose readers' loop is closed."""
         unread: list[Request] = []
-        num_ended = 0
         for request in requests:
             feed = self._feeds.get(request.id)
             if feed is None:
                 continue
             if request.finished:
                 del self._feeds[request.id]
-                num_ended += 1
+                with self._wake:  # first: whoever reads of an end may send the next request
+                    self._in_flight -= 1
             if not feed.put(request):
                 unread += [each for each in feed.requests if not each.finished]
-        if num_ended:
-            with self._wake:
-                self._in_flight -= num_ended
         self._end(unread)
 
     def _end_all(self, failure: BaseException | None) -> None:
