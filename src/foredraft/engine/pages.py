@@ -105,12 +105,11 @@ class PageTables:
         request.pages += self._take(self.missing(request, num_slots))
 
     def room_for_drafts(self, request: Request) -> int:
-        """Draft tokens that a request has slots for behind its tokens, without anybody's loss.
+        """Draft tokens that a request can have slots for behind its tokens.
 
-        Drafts take what is free, and evict one cached page at most: so speculation costs the cache
-        no more than a page a request, and a full cache doesn't end speculation.
+        Cached pages that nobody holds count: what was computed for others changes no draft.
         """
-        pages = len(request.pages) + self.pool.num_free + min(1, self.pool.num_idle)
+        pages = len(request.pages) + self.num_available
         return pages * self.config.page_size - request.num_tokens
 
     def _take(self, n: int) -> list[int]:

@@ -29,6 +29,7 @@ class Scheduled:
     chain: int  # committed tokens to compute: prompt chunk, pending token
     max_nodes: int  # 0 = no draft; only a request whose chain ends at its pending token may draft
     speculates: bool  # the policy drafts for this request, now or once its prompt is read
+    limit: str = ""  # what kept the draft from being as long as the policy would have it
 
     @property
     def emits(self) -> bool:
@@ -77,7 +78,7 @@ class Scheduler:
         """Who runs next: decoding first, then prompts, then newcomers, then drafts.
 
         Every slot that the step writes has its page when this returns. Where pages run short,
-        drafts shrink, cached pages that nobody holds are evicted, then the youngest requests go
+        cached ones that nobody holds are evicted, then drafts shrink, then the youngest requests go
         back to the queue, to be computed anew: the oldest always goes on.
         """
         self.pages.release_spare(self.running)
@@ -137,14 +138,15 @@ class Scheduler:
     ) -> Iterable[Scheduled]:
         widths = self._widths(chains, load)
         for request, chain in chains:
-            nodes, width = 0, widths[request.id]
+            nodes, width, limit = 0, widths[request.id], ""
             if chain == request.num_remaining:
                 room = self.pages.room_for_drafts(request)
                 nodes = max(0, min(width, request.max_draft_nodes, budget, room))
+                limit = _limit(request, width, budget, room)
                 budget -= nodes
                 self.pages.grow(request, request.num_tokens + nodes)
             speculates = min(width, request.max_draft_nodes) > 0
-            yield Scheduled(request, chain, nodes, speculates)
+            yield Scheduled(request, chain, nodes, speculates, limit)
 
     def _widths(self, chains: list[tuple[Request, int]], load: Load) -> dict[str, int]:
         """The policy's widths; of a request whose prompt is still being read, the width it would
@@ -256,6 +258,18 @@ def _load_of(chains: Iterable[tuple[Request, int]]) -> Load:
     """What a step carries without drafts."""
     requests, lengths = zip(*chains, strict=True) if chains else ((), ())
     return Load(len(requests), sum(lengths), sum(request.num_computed for request in requests))
+
+
+def _limit(request: Request, width: int, budget: int, room: int) -> str:
+    """What keeps a draft from being as long as the policy would have it; "": nothing. A policy may
+    have been told what the request has use for, and have chosen that.
+    """
+    own = max(0, request.max_draft_nodes)
+    if min(budget, room) < min(width, own):
+        return "budget" if budget <= room else "pages"
+    if width < own:
+        return ""
+    return "request" if own == request.max_width else "max_tokens"
 
 
 def state_of(request: Request) -> RequestState:
