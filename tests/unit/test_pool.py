@@ -94,6 +94,38 @@ def test_integrity_check_finds_a_lost_and_a_doubled_page() -> None:
         doubled.check_integrity()
 
 
+def test_a_kept_page_outlives_its_holders() -> None:
+    pool = PagePool(3)
+    pages = pool.allocate(3)
+    pool.keep(pages[0])
+    pool.keep(pages[1])
+    pool.release(pages)
+    assert (pool.num_used, pool.num_idle, pool.num_free, pool.num_kept) == (0, 2, 1, 2)
+    assert pool.longest_idle == pages[1]  # of one holder's pages the last
+    pool.share([pages[1]])
+    assert (pool.num_used, pool.longest_idle) == (1, pages[0])
+    pool.forget(pages[0])
+    pool.forget(pages[1])
+    assert (pool.num_used, pool.num_free, pool.longest_idle) == (1, 2, None)
+    pool.check_integrity()
+    pool.release([pages[1]])
+    assert pool.num_free == 3
+
+
+def test_what_cannot_be_kept_or_forgotten_is_an_error() -> None:
+    pool = PagePool(2)
+    (page,) = pool.allocate(1)
+    with pytest.raises(ValueError, match=f"page {page} is not kept"):
+        pool.forget(page)
+    with pytest.raises(ValueError, match=f"page {page + 1} is free and cannot be kept"):
+        pool.keep(page + 1)
+    pool.keep(page)
+    with pytest.raises(ValueError, match=f"page {page} is kept already"):
+        pool.keep(page)
+    with pytest.raises(ValueError, match="unknown page 2"):
+        pool.keep(2)
+
+
 class PoolMachine(RuleBasedStateMachine):
     """The pool against a plain list of holders, each a list of pages."""
 
@@ -103,6 +135,7 @@ class PoolMachine(RuleBasedStateMachine):
     def start(self, num_pages: int) -> None:
         self.pool = PagePool(num_pages)
         self.held: list[list[int]] = []
+        self.kept: set[int] = set()
 
     def pages_held(self) -> set[int]:
         return {page for pages in self.held for page in pages}
@@ -117,7 +150,7 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             pages = self.pool.allocate(n)
             assert len(set(pages)) == n
-            assert not before & set(pages)
+            assert not (before | self.kept) & set(pages)
         self.held.append(pages)
         return pages
 
@@ -133,6 +166,18 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.release(pages)
         self.held = [other for other in self.held if other is not pages]
 
+    @rule(page=st.integers(0, 11))
+    def keep(self, page: int) -> None:
+        if page in self.pages_held() - self.kept:
+            self.pool.keep(page)
+            self.kept.add(page)
+
+    @rule(page=st.integers(0, 11))
+    def forget(self, page: int) -> None:
+        if page in self.kept:
+            self.pool.forget(page)
+            self.kept.remove(page)
+
     @rule(page=st.integers(-2, 14))
     def release_what_nobody_holds(self, page: int) -> None:
         if page not in self.pages_held():
@@ -145,7 +190,10 @@ class PoolMachine(RuleBasedStateMachine):
             return
         self.pool.check_integrity()
         assert self.pool.num_used == len(self.pages_held())
-        assert self.pool.num_used + self.pool.num_free == self.pool.num_pages
+        assert self.pool.num_idle == len(self.kept - self.pages_held())
+        assert self.pool.num_kept == len(self.kept)
+        counted = self.pool.num_used + self.pool.num_free + self.pool.num_idle
+        assert counted == self.pool.num_pages
         for page in range(self.pool.num_pages):
             assert self.pool.references(page) == sum(pages.count(page) for pages in self.held)
 
@@ -157,6 +205,7 @@ TestPoolMachine = PoolMachine.TestCase
 def test_rebuilding_takes_the_holders_word() -> None:
     pool = PagePool(5)
     pool.allocate(3)
+    pool.keep(2)
     pool.rebuild([[0, 1], [1, 4]])
     pool.check_integrity()
     assert [pool.references(page) for page in range(5)] == [1, 2, 0, 0, 1]
