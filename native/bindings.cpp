@@ -1,6 +1,7 @@
 // Python's door to the kernels. Tensors come as addresses and sizes; foredraft/kernels/native.py has checked that they match.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "row_math.h"
@@ -46,6 +47,17 @@ Plan make_plan(nb::sequence segments, int64_t page_size) {
 // [keys address, values address, pages, heads, page_size, dim, bf16]
 CacheView cache_view(Address keys, Address values, int64_t pages, int64_t heads, int64_t page_size, int64_t dim, bool bf16) {
   return {at<void>(keys), at<void>(values), pages, heads, page_size, dim, bf16};
+}
+
+// [address, temperature, min_p, top_k, top_p, seed, position]
+using Sampled = std::tuple<Address, double, double, int64_t, double, uint64_t, uint64_t>;
+
+std::vector<SampledRow> sampled_rows(const std::vector<Sampled>& rows) {
+  std::vector<SampledRow> out;
+  out.reserve(rows.size());
+  for (const auto& [row, temperature, min_p, top_k, top_p, seed, position] : rows)
+    out.push_back({at<void>(row), {temperature, min_p, top_k, top_p}, seed, position});
+  return out;
 }
 
 int64_t window_of(int64_t window) { return window == 0 ? kNoWindow : window; }
@@ -136,26 +148,25 @@ void bind_runtime(nb::module_& m) {
 
 void bind_row_math(nb::class_<Runtime> r) {
   const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
-  r.def("argmax_rows", [](const Runtime& run, Address rows, int64_t count, int64_t n) {
+  r.def("argmax_rows", [](const Runtime& run, Address rows, int64_t count, int64_t n, bool wide) {
      std::vector<int64_t> ids(static_cast<size_t>(count));
-     run.argmax_rows(at<float>(rows), count, n, ids.data());
+     run.argmax_rows(at<void>(rows), count, n, wide, ids.data());
      return ids;
-   })
-      .def("argmax", [](const Runtime& run, Address row, int64_t n, bool wide) {
-        return wide ? run.table().argmax_double(at<double>(row), n) : run.table().argmax_float(at<float>(row), n);
-      }, no_gil)
-      .def("softmax", [](const Runtime&, Address row, int64_t n, bool wide, Address out) {
-        return wide ? softmax(at<double>(row), at<double>(out), n) : softmax(at<float>(row), at<double>(out), n);
-      }, no_gil)
+   }, no_gil)
       .def("log_softmax", [](const Runtime&, Address row, int64_t n, bool wide, Address out) {
-        return wide ? log_softmax(at<double>(row), at<double>(out), n) : log_softmax(at<float>(row), at<double>(out), n);
+        wide ? log_softmax(at<double>(row), at<double>(out), n) : log_softmax(at<float>(row), at<double>(out), n);
       }, no_gil)
-      .def("cumulative_sum", [](const Runtime&, Address row, int64_t n, bool wide, Address out) {
-        wide ? cumulative_sum(at<double>(row), at<double>(out), n) : cumulative_sum(at<float>(row), at<double>(out), n);
+      .def("total", [](const Runtime&, Address weights, int64_t n) { return total(at<double>(weights), n); }, no_gil)
+      .def("draw", [](const Runtime&, Address weights, int64_t n, double coin) { return draw(at<double>(weights), n, coin); }, no_gil)
+      .def("laws", [](const Runtime& run, const std::vector<Sampled>& rows, int64_t n, bool wide, Address out) {
+        std::vector<int64_t> ids(rows.size());
+        run.laws(sampled_rows(rows), n, wide, at<double>(out), ids.data());
+        return ids;
       }, no_gil)
-      .def("coupled_argmax", [](const Runtime& run, Address row, int64_t n, bool wide, uint64_t seed, uint64_t position) {
-        return wide ? run.table().coupled_argmax_double(at<double>(row), n, seed, position)
-                    : run.table().coupled_argmax_float(at<float>(row), n, seed, position);
+      .def("draws", [](const Runtime& run, const std::vector<Sampled>& rows, int64_t n, bool wide) {
+        std::vector<int64_t> ids(rows.size());
+        run.draws(sampled_rows(rows), n, wide, ids.data());
+        return ids;
       }, no_gil)
       .def("random_words", [](const Runtime& run, uint64_t seed, uint64_t position, uint32_t stream, int64_t blocks) {
         std::vector<uint32_t> words(static_cast<size_t>(4 * blocks));

@@ -7,6 +7,8 @@
 #include "attention_block.inl"
 #include "attention.inl"
 #include "vocabulary.inl"
+#include "noise.inl"
+#include "sampling.inl"
 
 #define FOREDRAFT_TABLE kAvx512
 #include "table.inl"

@@ -71,9 +71,12 @@ struct RopeArgs {
   float norm_eps;
 };
 
-struct Found {
-  int64_t id;  // -1: the row holds NaN
-  double value;
+// What is kept of a row of logits, in this order: over the temperature, min_p, top_k (0: all), top_p of what top_k left.
+struct Truncation {
+  double temperature;
+  double min_p;
+  int64_t top_k;
+  double top_p;
 };
 
 struct KernelTable {
@@ -93,8 +96,13 @@ struct KernelTable {
   int64_t (*argmax_float)(const float* row, int64_t n);
   int64_t (*argmax_double)(const double* row, int64_t n);
   void (*philox)(uint64_t seed, uint64_t position, uint32_t stream, int64_t first_block, int64_t blocks, uint32_t* words);
-  int64_t (*coupled_argmax_float)(const float* row, int64_t n, uint64_t seed, uint64_t position);
-  int64_t (*coupled_argmax_double)(const double* row, int64_t n, uint64_t seed, uint64_t position);
+  int64_t (*sampling_scratch)(int64_t n, bool wide);  // bytes, for the four below
+  // out [n] is the law; the result is the id of the largest value, or of a NaN: unless that is a finite number there is no law.
+  int64_t (*law_float)(const float* row, int64_t n, const Truncation&, void* scratch, double* out);
+  int64_t (*law_double)(const double* row, int64_t n, const Truncation&, void* scratch, double* out);
+  // The id that the Gumbel noise of (seed, position) draws; where the largest value is no finite number, its id.
+  int64_t (*draw_float)(const float* row, int64_t n, const Truncation&, uint64_t seed, uint64_t position, void* scratch);
+  int64_t (*draw_double)(const double* row, int64_t n, const Truncation&, uint64_t seed, uint64_t position, void* scratch);
   float (*read_memory)(const float* p, int64_t n);
 };
 

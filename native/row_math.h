@@ -1,15 +1,17 @@
-// The sampler's sums over a row of the vocabulary, in double and in the order of the ids.
+// The sampler's sums over a row of the vocabulary, in double and in an order that the row alone decides.
 #pragma once
 #include <cstdint>
 
 namespace foredraft {
 
-// exp(row - max) / sum; returns false where the row holds NaN or no finite number.
+// row - max - log(sum exp(row - max)); NaN everywhere where the row holds one, or no finite number.
 template <class T>
-bool softmax(const T* row, double* out, int64_t n);
-template <class T>
-bool log_softmax(const T* row, double* out, int64_t n);
-template <class T>
-void cumulative_sum(const T* row, double* out, int64_t n);
+void log_softmax(const T* row, double* out, int64_t n);
+
+// The sum of weights [n] >= 0.
+double total(const double* weights, int64_t n);
+
+// The id at which the running sum first exceeds coin * total, coin in (0, 1); never one of weight 0; -1 unless the total is above 0.
+int64_t draw(const double* weights, int64_t n, double coin);
 
 }  // namespace foredraft

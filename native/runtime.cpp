@@ -220,8 +220,42 @@ void Runtime::move_slots(const CacheView& c, const std::vector<int64_t>& sources
         std::memmove(at(base, destinations[i], h), at(base, sources[i], h), bytes);
 }
 
-void Runtime::argmax_rows(const float* rows, int64_t count, int64_t n, int64_t* ids) const {
-  pool_->parallel(static_cast<int>(count), [&](int task) { ids[task] = table_->argmax_float(rows + task * n, n); });
+void Runtime::argmax_rows(const void* rows, int64_t count, int64_t n, bool wide, int64_t* ids) const {
+  pool_->parallel(static_cast<int>(count), [&](int task) {
+    ids[task] = wide ? table_->argmax_double(static_cast<const double*>(rows) + task * n, n)
+                     : table_->argmax_float(static_cast<const float*>(rows) + task * n, n);
+  });
+}
+
+namespace {
+
+// Room for one row's work, kept by each thread.
+void* sampling_room(const KernelTable& table, int64_t n, bool wide) {
+  static thread_local std::vector<double> room;
+  const size_t doubles = static_cast<size_t>(table.sampling_scratch(n, wide) / 8 + 1);
+  if (room.size() < doubles) room.resize(doubles);
+  return room.data();
+}
+
+}  // namespace
+
+void Runtime::laws(const std::vector<SampledRow>& rows, int64_t n, bool wide, double* laws, int64_t* ids) const {
+  pool_->parallel(static_cast<int>(rows.size()), [&](int task) {
+    const SampledRow& r = rows[static_cast<size_t>(task)];
+    void* const room = sampling_room(*table_, n, wide);
+    double* const out = laws + task * n;
+    ids[task] = wide ? table_->law_double(static_cast<const double*>(r.row), n, r.truncation, room, out)
+                     : table_->law_float(static_cast<const float*>(r.row), n, r.truncation, room, out);
+  });
+}
+
+void Runtime::draws(const std::vector<SampledRow>& rows, int64_t n, bool wide, int64_t* ids) const {
+  pool_->parallel(static_cast<int>(rows.size()), [&](int task) {
+    const SampledRow& r = rows[static_cast<size_t>(task)];
+    void* const room = sampling_room(*table_, n, wide);
+    ids[task] = wide ? table_->draw_double(static_cast<const double*>(r.row), n, r.truncation, r.seed, r.position, room)
+                     : table_->draw_float(static_cast<const float*>(r.row), n, r.truncation, r.seed, r.position, room);
+  });
 }
 
 float Runtime::read_memory(const float* p, int64_t n) const {

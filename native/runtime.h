@@ -13,6 +13,13 @@
 
 namespace foredraft {
 
+// A row of logits and what is to be made of it.
+struct SampledRow {
+  const void* row;
+  Truncation truncation;
+  uint64_t seed, position;  // of its noise
+};
+
 class Runtime {
  public:
   // threads 0: one for each available core. An empty instruction_set is the best that runs here.
@@ -33,7 +40,10 @@ class Runtime {
   void run_blocks(const std::vector<const Block*>& blocks, const Plan& plan, CacheView cache, const float* hidden, int64_t rows,
                   int64_t width, float* out) const;
   void move_slots(const CacheView& cache, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) const;
-  void argmax_rows(const float* rows, int64_t count, int64_t n, int64_t* ids) const;
+  void argmax_rows(const void* rows, int64_t count, int64_t n, bool wide, int64_t* ids) const;
+  // One task a row, each [n] of float, or double where wide; laws [rows, n]; ids as the table's law and draw give them.
+  void laws(const std::vector<SampledRow>& rows, int64_t n, bool wide, double* laws, int64_t* ids) const;
+  void draws(const std::vector<SampledRow>& rows, int64_t n, bool wide, int64_t* ids) const;
   // Reads n floats (whole megabytes of them; a rest is left out) with all threads; the result only keeps the reads alive.
   float read_memory(const float* p, int64_t n) const;
 

@@ -17,8 +17,11 @@ const KernelTable FOREDRAFT_TABLE = {
     argmax_float,
     argmax_double,
     philox,
-    coupled_argmax_float,
-    coupled_argmax_double,
+    sampling_scratch,
+    law_float,
+    law_double,
+    draw_float,
+    draw_double,
     read_memory,
 };
 

@@ -60,6 +60,11 @@ inline Vec zero_where_less(Vec x, Vec limit, Vec a) {
   return {_mm256_and_ps(a.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_NLT_UQ)),
           _mm256_and_ps(a.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_NLT_UQ))};
 }
+// Bit i is set where lane i of x is not below that of limit (NaN counts).
+inline uint32_t not_less_mask(Vec x, Vec limit) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_NLT_UQ)) |
+                               _mm256_movemask_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_NLT_UQ)) << 8);
+}
 inline bool any_nan(Vec a) {
   return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q),
                                          _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q))) != 0;
@@ -87,6 +92,47 @@ inline __m256 eight_bf16(const uint16_t* p) {
       _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }
 inline Vec load_bf16(const uint16_t* p) { return {eight_bf16(p), eight_bf16(p + 8)}; }
+
+// Sixteen 32-bit words.
+inline Words broadcast_word(uint32_t x) {
+  const __m256i v = _mm256_set1_epi32(static_cast<int>(x));
+  return {v, v};
+}
+inline void store_words(uint32_t* p, Words w) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), w.hi);
+}
+inline Words add_words(Words a, Words b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+inline Words xor_words(Words a, Words b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
+inline void multiply_eight(__m256i a, __m256i factor, __m256i& high, __m256i& low) {
+  const __m256i even = _mm256_mul_epu32(a, factor), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
+  high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+  low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+}
+inline void multiply_words(Words a, uint32_t m, Words& high, Words& low) {
+  const __m256i factor = _mm256_set1_epi32(static_cast<int>(m));
+  multiply_eight(a.lo, factor, high.lo, low.lo);
+  multiply_eight(a.hi, factor, high.hi, low.hi);
+}
+inline void transpose_quarters(__m256i& w0, __m256i& w1, __m256i& w2, __m256i& w3) {
+  const __m256i a = _mm256_unpacklo_epi32(w0, w1), b = _mm256_unpackhi_epi32(w0, w1);
+  const __m256i c = _mm256_unpacklo_epi32(w2, w3), d = _mm256_unpackhi_epi32(w2, w3);
+  w0 = _mm256_unpacklo_epi64(a, c);
+  w1 = _mm256_unpackhi_epi64(a, c);
+  w2 = _mm256_unpacklo_epi64(b, d);
+  w3 = _mm256_unpackhi_epi64(b, d);
+}
+// Within each quarter of four lanes: lane j of w[i] becomes lane i of w[j].
+inline void transpose_quarters(Words (&w)[4]) {
+  transpose_quarters(w[0].lo, w[1].lo, w[2].lo, w[3].lo);
+  transpose_quarters(w[0].hi, w[1].hi, w[2].hi, w[3].hi);
+}
+inline __m256 leading_bits(__m256i w) {
+  const __m256 top = _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_xor_si256(w, _mm256_set1_epi32(-1)), 8));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_set1_epi32(151), _mm256_srli_epi32(_mm256_castps_si256(top), 23)));
+}
+// 151 minus the biased exponent of the float next to the top 24 bits of each word's complement.
+inline Vec leading_bits(Words w) { return {leading_bits(w.lo), leading_bits(w.hi)}; }
 
 inline __m256 power_of_two(__m256 biased) {
   return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(biased), 23),

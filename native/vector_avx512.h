@@ -41,6 +41,8 @@ inline Vec blend_first(Vec a, Vec b, int n) {
 inline Vec zero_where_less(Vec x, Vec limit, Vec a) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), a.v)};
 }
+// Bit i is set where lane i of x is not below that of limit (NaN counts).
+inline uint32_t not_less_mask(Vec x, Vec limit) { return _mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ); }
 inline bool any_nan(Vec a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
 
 // Sixteen words of two bfloat16: the even k in the low half, the odd k in the high half.
@@ -55,6 +57,33 @@ inline Vec high_half(Words w) {
 inline Vec load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(
       _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
+}
+
+// Sixteen 32-bit words.
+inline Words broadcast_word(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+inline void store_words(uint32_t* p, Words w) { _mm512_storeu_si512(p, w.v); }
+inline Words add_words(Words a, Words b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline Words xor_words(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
+inline void multiply_words(Words a, uint32_t m, Words& high, Words& low) {
+  const __m512i factor = _mm512_set1_epi32(static_cast<int>(m));
+  const __m512i even = _mm512_mul_epu32(a.v, factor);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), factor);
+  high.v = _mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+  low.v = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
+}
+// Within each quarter of four lanes: lane j of w[i] becomes lane i of w[j].
+inline void transpose_quarters(Words (&w)[4]) {
+  const __m512i a = _mm512_unpacklo_epi32(w[0].v, w[1].v), b = _mm512_unpackhi_epi32(w[0].v, w[1].v);
+  const __m512i c = _mm512_unpacklo_epi32(w[2].v, w[3].v), d = _mm512_unpackhi_epi32(w[2].v, w[3].v);
+  w[0].v = _mm512_unpacklo_epi64(a, c);
+  w[1].v = _mm512_unpackhi_epi64(a, c);
+  w[2].v = _mm512_unpacklo_epi64(b, d);
+  w[3].v = _mm512_unpackhi_epi64(b, d);
+}
+// 151 minus the biased exponent of the float next to the top 24 bits of each word's complement.
+inline Vec leading_bits(Words w) {
+  const __m512 top = _mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_xor_si512(w.v, _mm512_set1_epi32(-1)), 8));
+  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(151), _mm512_srli_epi32(_mm512_castps_si512(top), 23)))};
 }
 
 // 2^n for a sum whose low mantissa bits hold the integer n (see exp_lanes).

@@ -79,6 +79,12 @@ inline Vec blend_first(Vec a, Vec b, int n) {
 inline Vec zero_where_less(Vec x, Vec limit, Vec a) {
   return lanes([&](int i) { return x.v[i] < limit.v[i] ? 0.0f : a.v[i]; });
 }
+// Bit i is set where lane i of x is not below that of limit (NaN counts).
+inline uint32_t not_less_mask(Vec x, Vec limit) {
+  uint32_t mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= (x.v[i] < limit.v[i] ? 0u : 1u) << i;
+  return mask;
+}
 inline bool any_nan(Vec a) {
   bool found = false;
   for (int i = 0; i < 16; ++i) found |= a.v[i] != a.v[i];
@@ -102,6 +108,39 @@ inline Vec high_half(const Words& w) {
 }
 inline Vec load_bf16(const uint16_t* p) {
   return lanes([=](int i) { return from_bits(static_cast<uint32_t>(p[i]) << 16); });
+}
+
+// Sixteen 32-bit words.
+template <class Function>
+inline Words word_lanes(Function f) {
+  Words out;
+  for (int i = 0; i < 16; ++i) out.v[i] = f(i);
+  return out;
+}
+inline Words broadcast_word(uint32_t x) {
+  return word_lanes([=](int) { return x; });
+}
+inline void store_words(uint32_t* p, const Words& w) { std::memcpy(p, w.v, sizeof w.v); }
+inline Words add_words(const Words& a, const Words& b) {
+  return word_lanes([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline Words xor_words(const Words& a, const Words& b) {
+  return word_lanes([&](int i) { return a.v[i] ^ b.v[i]; });
+}
+inline void multiply_words(const Words& a, uint32_t m, Words& high, Words& low) {
+  const Words factors = a;
+  high = word_lanes([&](int i) { return static_cast<uint32_t>(static_cast<uint64_t>(factors.v[i]) * m >> 32); });
+  low = word_lanes([&](int i) { return factors.v[i] * m; });
+}
+// Within each quarter of four lanes: lane j of w[i] becomes lane i of w[j].
+inline void transpose_quarters(Words (&w)[4]) {
+  Words out[4];
+  for (int j = 0; j < 4; ++j) out[j] = word_lanes([&](int i) { return w[i % 4].v[i / 4 * 4 + j]; });
+  for (int j = 0; j < 4; ++j) w[j] = out[j];
+}
+// 151 minus the biased exponent of the float next to the top 24 bits of each word's complement.
+inline Vec leading_bits(const Words& w) {
+  return lanes([&](int i) { return static_cast<float>(151 - static_cast<int>(bits_of(static_cast<float>(~w.v[i] >> 8)) >> 23)); });
 }
 
 // 2^n for a sum whose low mantissa bits hold the integer n (see exp_lanes).

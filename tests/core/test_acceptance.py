@@ -71,7 +71,7 @@ def test_only_the_argmax_child_stands_at_temperature_zero() -> None:
     """A sibling that is nearly as likely is not accepted (EAGLE#301)."""
     tree = topology((-1, -1))
     row = torch.tensor([1.0, 1.0 + 1e-6, 0.0])
-    verdict = decide(match(tree, (0, 1)), lambda node: ROW_MATH.argmax(row) if node == -1 else 2)
+    verdict = decide(match(tree, (0, 1)), lambda node: int(row.argmax()) if node == -1 else 2)
     assert verdict.accepted == (1,)
 
 

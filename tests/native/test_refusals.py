@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from foredraft._native import instruction_sets
+from foredraft.core.truncation import WHOLE
 from foredraft.kernels.block import HeadNorms
 from foredraft.kernels.catalog import load_kernels, native_status
 from foredraft.kernels.interface import Segment
 from foredraft.kernels.native import NativeKernels
 
 KERNELS = NativeKernels()
+ROW = torch.zeros(3)
 PACKED = KERNELS.pack(torch.zeros(4, 6))
 PLAN = KERNELS.prepare([Segment(0, 2, (), (0,))], 4)
 TABLE = torch.zeros(2, 4)
@@ -101,8 +103,12 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     (r"instruction set 'mmx' does not run here", lambda: NativeKernels(instruction_set="mmx")),
     (r"num_threads must be", lambda: NativeKernels(0)),
     (r"num_threads must be", lambda: NativeKernels(100000)),
-    (r"a row must be", lambda: KERNELS.row_math.argmax(torch.zeros(0))),
-    (r"a row must be", lambda: KERNELS.row_math.softmax(torch.zeros(3, dtype=torch.int64))),
+    (r"a row must be", lambda: KERNELS.row_math.laws([torch.zeros(0)], [WHOLE])),
+    (r"a row must be", lambda: KERNELS.row_math.laws([torch.zeros(3).long()], [WHOLE])),
+    (r"a row must be", lambda: KERNELS.row_math.draws([torch.zeros(6)[::2]], [WHOLE], [(1, 2)])),
+    (r"a row must be", lambda: KERNELS.row_math.laws([ROW, torch.zeros(4)], [WHOLE] * 2)),
+    (r"a row must be", lambda: KERNELS.row_math.log_softmax(torch.zeros(2, 3))),
+    (r"weights must be", lambda: KERNELS.row_math.draw(torch.zeros(3), 0.5)),
     (r"rows must be", lambda: KERNELS.row_math.argmax_rows(torch.zeros(3))),
 ]
 

@@ -29,6 +29,7 @@ from foredraft.core import acceptance, coins, rejection
 from foredraft.core.counts import AcceptanceCounts
 from foredraft.core.errors import ConfigError, InvalidRequest, ModelError
 from foredraft.core.sampling import Sampler
+from foredraft.core.truncation import Truncation
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine import step
 from foredraft.testing.drafters import (
@@ -173,17 +174,18 @@ def acceptance_coin_recovers(monkeypatch, pair):
 
 
 def ignored_top_p(monkeypatch, pair):
-    monkeypatch.setattr("foredraft.core.sampling.keep_top", lambda row, *_: row)
+    ignored = property(lambda self: Truncation(temperature=0.8), lambda self, value: None)
+    monkeypatch.setattr(Sampler, "truncation", ignored)
     return pair
 
 
 def colder_sampler(monkeypatch, pair):
-    process = Sampler.process
+    adjusted = Sampler.adjusted
 
     def cold(self, row, history, mask=None):
-        return process(self, row * 1.3, history, mask)
+        return adjusted(self, row * 1.3, history, mask)
 
-    monkeypatch.setattr(Sampler, "process", cold)
+    monkeypatch.setattr(Sampler, "adjusted", cold)
     return pair
 
 

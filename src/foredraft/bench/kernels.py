@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.bench.provenance import provenance
-from foredraft.core.acceptance import decide, match
+from foredraft.core.acceptance import decide_all, match
 from foredraft.core.rejection import rejection
 from foredraft.core.row_math import RowMath
-from foredraft.core.trees import topology
+from foredraft.core.trees import chain
+from foredraft.core.truncation import WHOLE, Truncation
 from foredraft.kernels.interface import Segment
 from foredraft.kernels.native import NativeKernels
 from foredraft.models.config import ModelConfig
@@ -39,6 +40,8 @@ ROWS = (1, 2, 3, 4, 5, 8)
 PREFILL_ROWS = 256
 PROMPT_ROWS = 512
 CONTEXT = 256
+VERIFY_LOADS = ((1, 1), (1, 5), (8, 1), (8, 5))  # requests, rows of each
+TOP_P = 0.9
 PAGE_SIZE = 16
 BANDWIDTH_BYTES = 512 << 20
 SMALLEST_WORKING_SET = 128 << 20
@@ -71,7 +74,8 @@ def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any
             linear += [entry | {"uses": shapes[shape]} for entry in entries]
         progress(f"linear {format_name}", len(shapes), len(shapes))
         forward += bench_forward(loaded, settings.rounds, progress)
-    verify += bench_verify(kernels.row_math, loaded.config.vocab_size, settings.rounds, progress)
+        if format_name == "bfloat16":
+            verify += bench_verify(loaded, settings.rounds, progress)
     bandwidth = median(entry["read_bandwidth_gb_s"] for entry in linear)
     return {
         **provenance(),
@@ -225,79 +229,101 @@ def bench_forward(loaded: LoadedModel, rounds: int, progress: Progress) -> list[
 
 
 class _Pass:
-    """One repeatable pass: a pending token with a chain of drafts behind a context, or a prompt."""
+    """One repeatable pass: of each request a pending token with a chain of drafts behind a context,
+    or a prompt.
+    """
 
-    def __init__(self, loaded: LoadedModel, rows: int, context: int) -> None:
+    def __init__(self, loaded: LoadedModel, rows: int, context: int, requests: int = 1) -> None:
         config = loaded.config
         self._model = loaded.model
         pages = -(-(context + rows) // PAGE_SIZE)
-        self._cache = new_cache(config, pages, PAGE_SIZE, torch.float32, loaded.device)
-        table = list(range(pages))
-        ids = [i % config.vocab_size for i in range(context + rows)]
+        self._cache = new_cache(config, requests * pages, PAGE_SIZE, torch.float32, loaded.device)
+        tables = [list(range(i * pages, (i + 1) * pages)) for i in range(requests)]
+        ids = [
+            [(request + i) % config.vocab_size for i in range(context + rows)]
+            for request in range(requests)
+        ]
         if context:
-            before = FlatBatch(ids[:context], [Segment(0, context, (), table)], [context - 1])
-            self._model.run(before, self._cache)
+            for table, each in zip(tables, ids, strict=True):
+                segment = Segment(0, context, (), table)
+                self._model.run(FlatBatch(each[:context], [segment], [context - 1]), self._cache)
         drafts = tuple(range(-1, rows - 2)) if context else ()
-        segment = Segment(context, rows - len(drafts), drafts, table)
+        segments = [Segment(context, rows - len(drafts), drafts, table) for table in tables]
         asked = None if context else [rows - 1]
-        self._batch = FlatBatch(ids[context:], [segment], asked)
+        self._batch = FlatBatch([i for each in ids for i in each[context:]], segments, asked)
         self.run()
 
-    def run(self) -> None:
-        self._model.run(self._batch, self._cache)
+    def run(self) -> Tensor:
+        """The logits, of every row behind a context."""
+        return self._model.run(self._batch, self._cache).logits
 
 
-def bench_verify(
-    row_math: RowMath, vocab: int, rounds: int, progress: Progress
-) -> list[dict[str, Any]]:
-    """The rules on logits at hand, one request with every draft accepted: no row is left out."""
+def bench_verify(loaded: LoadedModel, rounds: int, progress: Progress) -> list[dict[str, Any]]:
+    """The rules on a pass's logits, beside that pass; every draft is accepted, so that no row is
+    left out. Rejection samples the nucleus of `TOP_P`.
+    """
     entries = []
-    for done, rows in enumerate(ROWS):
-        progress("verify", done, len(ROWS))
-        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * 3
-        rules = _rules(row_math, logits)
+    vocab = loaded.config.vocab_size
+    for done, (requests, rows) in enumerate(VERIFY_LOADS):
+        progress("verify", done, len(VERIFY_LOADS))
+        one = _Pass(loaded, rows, CONTEXT, requests)
+        rules = _rules(loaded.model.kernels.row_math, one.run().view(requests, rows, vocab))
         times: dict[str, list[float]] = {rule: [] for rule in rules}
+        passes = []
         for _ in range(rounds):
+            passes.append(_seconds(one.run))
             for rule, run in rules.items():
                 times[rule].append(_seconds(run))
         entries += [
             {
                 "rule": rule,
-                "requests": 1,
+                "requests": requests,
                 "rows": rows,
                 "vocab": vocab,
                 "ms": round(median(seconds) * 1e3, 4),
+                "pass_ms": round(median(passes) * 1e3, 3),
+                "share_of_pass": round(median(seconds) / median(passes), 4),
             }
             for rule, seconds in times.items()
         ]
-    progress("verify", len(ROWS), len(ROWS))
+    progress("verify", len(VERIFY_LOADS), len(VERIFY_LOADS))
     return entries
 
 
 def _rules(row_math: RowMath, logits: Tensor) -> Mapping[str, Callable[[], object]]:
-    rows = logits.shape[0]
-    chain = topology(tuple(range(-1, rows - 2)))
-    best = row_math.argmax_rows(logits)
-    noisy = [row_math.coupled_argmax(logits[i], 1, i) for i in range(rows)]
+    """For `logits` `[requests, rows, V]`: each request a chain of drafts that are all accepted."""
+    requests, rows, vocab = logits.shape
+    tree = chain(rows - 1)
+    flat = logits.view(-1, vocab)
+    nucleus = Truncation(top_p=TOP_P)
+    best = row_math.argmax_rows(flat)
+
+    def noisy(asked: Sequence[tuple[int, int]]) -> list[int]:
+        chosen = [logits[request, node + 1] for request, node in asked]
+        keys = [(request, node + 1) for request, node in asked]
+        return row_math.draws(chosen, [WHOLE] * len(asked), keys)
+
+    def laws(asked: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
+        chosen = [logits[request, node + 1] for request, node in asked]
+        return row_math.laws(chosen, [nucleus] * len(asked))[0]
+
+    drafts = [best[request * rows : (request + 1) * rows - 1] for request in range(requests)]
+    drawn = [noisy([(request, i - 1) for i in range(rows - 1)]) for request in range(requests)]
 
     def greedy() -> object:
-        ids = row_math.argmax_rows(logits)
-        return decide(match(chain, best[:-1]), lambda node: ids[node + 1])
+        ids = row_math.argmax_rows(flat)
+        walks = [match(tree, draft) for draft in drafts]
+        return decide_all(walks, lambda asked: [ids[r * rows + node + 1] for r, node in asked])
 
     def coupled() -> object:
-        return decide(
-            match(chain, noisy[:-1]),
-            lambda node: row_math.coupled_argmax(logits[node + 1], 1, node + 1),
-        )
+        return decide_all([match(tree, draft) for draft in drawn], noisy)
 
     def standard() -> object:
         # Coins of nothing accept everything, so that every row's law is worked out.
-        return decide(
-            rejection(chain, best[:-1], None, lambda node: 0.0, 0.5, row_math),
-            lambda node: row_math.softmax(logits[node + 1]),
-        )
+        walks = [rejection(tree, draft, None, lambda _: 0.0, 0.5, row_math) for draft in drafts]
+        return decide_all(walks, laws)
 
-    return {"greedy": greedy, "coupled": coupled, "rejection": standard}
+    return {"greedy": greedy, "coupled": coupled, f"rejection, top-p {TOP_P}": standard}
 
 
 def summarise(

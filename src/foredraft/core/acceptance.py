@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from foredraft.core.row_math import RowMath
@@ -157,25 +156,18 @@ def match(tree: Topology, tokens: Sequence[int]) -> Walk[int]:
 def draw_from(
     weights: Tensor, coin: float, row_math: RowMath, fallback: Tensor | None = None
 ) -> int:
-    """The id where the running sum of `weights` `[V]` first exceeds `coin` times their total.
-
-    Ids of weight 0 are never drawn. When the total is 0 the draw is from `fallback`.
+    """`RowMath.draw`; from `fallback` where `weights` `[V]` are all 0.
 
     Raises:
         ValueError: no positive weight, and no fallback.
     """
-    running = row_math.cumulative_sum(weights)
-    total = float(running[-1])
-    if not total > 0.0:
-        if fallback is None:
-            raise ValueError(
-                f"cannot draw a token: the weights add up to {total}, not to more than 0"
-            )
-        return draw_from(fallback, coin, row_math)
-    drawn = int(torch.searchsorted(running, coin * total, right=True))
-    # A total of a few denormals can round coin * total up to the total itself, which no running sum
-    # exceeds: then it is the last id that adds anything.
-    return min(drawn, int(torch.searchsorted(running, total)))
+    drawn = row_math.draw(weights, coin)
+    if drawn is None and fallback is not None:
+        drawn = row_math.draw(fallback, coin)
+    if drawn is None:
+        total = row_math.total(weights)
+        raise ValueError(f"cannot draw a token: the weights add up to {total}, not to more than 0")
+    return drawn
 
 
 def origin_of(num_nodes: int, rejected: bool) -> Origin:

@@ -49,7 +49,7 @@ def block(
         draft_probs: `[g, V]` the law each was really drawn from; None: all are deterministic.
         accept_coin: i - 1 -> coin_i, in (0, 1).
         residual_coin: in (0, 1), independent of the others: the inverse-CDF draw of the next token.
-        row_math: running sums.
+        row_math: sums and draws.
 
     Raises:
         ValueError: as `rejection`.
@@ -87,7 +87,7 @@ def block(
 
 def _stands(coin: float, weights: Tensor, log_kept: float, row_math: RowMath) -> bool:
     """`coin < h_i`, of `S_i` = the sum of `weights` and `log P_i`."""
-    total = float(row_math.cumulative_sum(weights)[-1])
+    total = row_math.total(weights)
     missing = -math.expm1(log_kept)  # 1 - P_i
     return total + missing == 0.0 or coin * (total + missing) < total
 

@@ -57,7 +57,7 @@ def rejection(
         draft_probs: `[n, V]` the law each was really drawn from; None: all are deterministic.
         accept_coin: node -> a coin in (0, 1).
         residual_coin: in (0, 1), independent of the others: the inverse-CDF draw of the next token.
-        row_math: running sums.
+        row_math: sums and draws.
 
     Raises:
         ValueError: a draft token has probability 0 (or none) under the law it is said to be drawn
@@ -75,7 +75,7 @@ def rejection(
             q = None if draft_probs is None else draft_probs[child]
             q_token = 1.0 if q is None else drawn_probability(q, token, child)
             if total is None:
-                total = float(row_math.cumulative_sum(weights)[-1])
+                total = row_math.total(weights)
             weight = float(weights[token])
             # Not coin < R / q: without the division, R = q accepts every coin below 1 and R = 0
             # rejects them all.

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foredraft.core.errors import InvalidRequest, ModelError
+from foredraft.core.errors import InvalidRequest, ModelError, UserError
 from foredraft.core.history import History
 from foredraft.core.penalties import Penalties
 from foredraft.core.row_math import RowMath
 from foredraft.core.sampling_params import SamplingParams
-from foredraft.core.truncation import keep_min_p, keep_top
+from foredraft.core.truncation import Truncation, truncate
 
-__all__ = ["History", "Sampler", "SamplingParams"]
+__all__ = ["History", "Row", "Sampler", "SamplingParams", "laws", "tokens"]
 
 
 class Sampler:
@@ -40,6 +41,7 @@ class Sampler:
         greedy: temperature 0.
         plain_argmax: greedy, and no processor can change the argmax: `row_math.argmax_rows` says it
             all.
+        truncation: what comes after the penalties, above temperature 0.
 
     Raises:
         InvalidRequest: a token id lies beyond the vocabulary, or no id is left.
@@ -53,9 +55,9 @@ class Sampler:
         "_params",
         "_penalties",
         "_row_math",
-        "_top_k",
         "greedy",
         "plain_argmax",
+        "truncation",
         "vocab_size",
     )
 
@@ -74,7 +76,9 @@ class Sampler:
         self._penalties = Penalties(
             params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         )
-        self._top_k = max(params.top_k, 0)
+        self.truncation = Truncation(
+            params.temperature or 1.0, params.min_p, max(params.top_k, 0), params.top_p
+        )
         self._forbidden = _forbidden_ids(params, vocab_size, device)
         end_ids = sorted(token for token in end_token_ids if token < vocab_size)
         self._end_ids = torch.tensor(end_ids, dtype=torch.int64, device=device)
@@ -103,28 +107,17 @@ class Sampler:
         Returns:
             `[V]` in the dtype of `row`, `-inf` outside the support.
         """
-        params = self._params
-        logits = self._adjusted(row, history, mask)
-        if self.greedy:
-            return logits
-        if params.temperature != 1.0:
-            logits = logits / params.temperature
-        if params.min_p > 0.0:
-            logits = keep_min_p(logits, params.min_p, self._row_math)
-        return keep_top(logits, self._top_k, params.top_p, self._row_math)
+        logits = self.adjusted(row, history, mask)
+        return logits if self.greedy else truncate(logits, self.truncation)
 
     def law(self, row: Tensor, history: History, mask: Tensor | None = None) -> Tensor:
         """`[V]` float64: the target's law at this row, one-hot where greedy. Raises as `token`
         does.
         """
-        logits = self.process(row, history, mask)
-        best = self._row_math.argmax(logits)
-        self.check_chosen(logits, best, history)
-        if self.greedy:
-            probs = torch.zeros(row.shape, dtype=torch.float64, device=row.device)
-            probs[best] = 1.0
-            return probs
-        return self._row_math.softmax(logits)
+        law = laws([Row(self, row, history, mask=mask)], self._row_math)[0]
+        if isinstance(law, UserError):
+            raise law
+        return law
 
     def token(
         self,
@@ -141,20 +134,17 @@ class Sampler:
             InvalidRequest: the processors leave no token.
             ModelError: the logits are not numbers.
         """
-        logits = self.process(row, history, mask)
-        if self.greedy:
-            chosen = self._row_math.argmax(logits)
-        else:
-            chosen = self._row_math.coupled_argmax(logits, seed, position)
-        self.check_chosen(logits, chosen, history)
-        return chosen
+        token = tokens([Row(self, row, history, seed, position, mask)], self._row_math)[0]
+        if isinstance(token, UserError):
+            raise token
+        return token
 
     @property
     def _adjusts_always(self) -> bool:
         return self._penalties.active or self._forbidden is not None or self._bias_ids.numel() > 0
 
-    def _adjusted(self, row: Tensor, history: History, mask: Tensor | None) -> Tensor:
-        """The processors that can change the argmax."""
+    def adjusted(self, row: Tensor, history: History, mask: Tensor | None = None) -> Tensor:
+        """`process` up to the penalties: the processors that can change the argmax."""
         bans_end = self._end_ids.numel() > 0 and history.num_output < self._params.min_tokens
         if mask is None and not bans_end and not self._adjusts_always:
             return row
@@ -171,20 +161,68 @@ class Sampler:
             self._penalties.apply_(logits, history)
         return logits
 
-    def check_chosen(self, logits: Tensor, chosen: int, history: History) -> None:
-        """Raise what `token` raises if the best of `logits` is no number, or no token is left."""
-        value = float(logits[chosen])
-        if math.isfinite(value):
-            return
-        if value == -math.inf:
-            raise InvalidRequest(
-                f"no token is left for output token {history.num_output + 1}: allowed_token_ids,"
-                " banned_token_ids, min_tokens and the grammar exclude the whole vocabulary"
-            )
-        raise ModelError(
-            f"the logit of token {chosen} is {value} at output token {history.num_output + 1}:"
-            " logits must be finite"
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of logits `[V]` that a sampler is to read."""
+
+    sampler: Sampler
+    logits: Tensor
+    history: History
+    seed: int = 0
+    position: int = 0
+    mask: Tensor | None = None  # `[V]` bool, what the grammar allows
+
+    def adjusted(self) -> Tensor:
+        """See `Sampler.adjusted`."""
+        return self.sampler.adjusted(self.logits, self.history, self.mask)
+
+
+def tokens(rows: Sequence[Row], row_math: RowMath) -> list[int | UserError]:
+    """`Sampler.token` of many rows at once, and what it would raise."""
+    adjusted = [row.adjusted() for row in rows]
+    chosen: dict[int, int] = {}
+    for greedy in (True, False):
+        group = [i for i, row in enumerate(rows) if row.sampler.greedy == greedy]
+        logits = [adjusted[i] for i in group]
+        if greedy:
+            ids = [row_math.argmax_rows(each[None])[0] for each in logits]
+        else:
+            truncations = [rows[i].sampler.truncation for i in group]
+            keys = [(rows[i].seed, rows[i].position) for i in group]
+            ids = row_math.draws(logits, truncations, keys) if group else []
+        chosen |= zip(group, ids, strict=True)
+    return [failure(adjusted[i], chosen[i], row.history) or chosen[i] for i, row in enumerate(rows)]
+
+
+def laws(rows: Sequence[Row], row_math: RowMath) -> list[Tensor | UserError]:
+    """`Sampler.law` of many rows at once, and what it would raise."""
+    adjusted = [row.adjusted() for row in rows]
+    probs, best = row_math.laws(adjusted, [row.sampler.truncation for row in rows])
+    found: list[Tensor | UserError] = []
+    for row, logits, law, top in zip(rows, adjusted, probs, best, strict=True):
+        error = failure(logits, top, row.history)
+        if error is None and row.sampler.greedy:
+            law = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+            law[top] = 1.0
+        found.append(law if error is None else error)
+    return found
+
+
+def failure(logits: Tensor, chosen: int, history: History) -> UserError | None:
+    """Why `chosen`, the best id of `logits`, cannot be the token after `history`; None: it can."""
+    value = float(logits[chosen])
+    if math.isfinite(value):
+        return None
+    if value == -math.inf:
+        return InvalidRequest(
+            f"no token is left for output token {history.num_output + 1}: allowed_token_ids,"
+            " banned_token_ids, min_tokens and the grammar exclude the whole vocabulary"
         )
+    return ModelError(
+        f"the logit of token {chosen} is {value} at output token {history.num_output + 1}:"
+        " logits must be finite"
+    )
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:

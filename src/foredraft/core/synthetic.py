@@ -37,7 +37,7 @@ def synthetic(
         rates: `[K]` P(the first i are accepted), from 1 down to 0; not increasing.
         accept_coin: one for the whole step, in (0, 1).
         residual_coin: in (0, 1): the inverse-CDF draw of the next token.
-        row_math: running sums.
+        row_math: sums and draws.
     """
     node = ROOT
     for rate in rates:

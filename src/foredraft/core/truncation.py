@@ -1,26 +1,46 @@
-"""Truncation of a row: min_p, top_k, top_p. Ties always go to the lowest id.
+"""Truncation of a row: temperature, min_p, top_k, top_p. Ties always go to the lowest id.
 
-Knows one row of logits; knows no history and no request. Only selection and comparison of values
-stand here, which are exact on any device and with any number of threads; sums are `RowMath`'s.
+Knows one row of logits; knows no history and no request. The plain statement of what `RowMath` does
+to a row before it draws or normalises.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foredraft.core.row_math import RowMath
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """In this order: logits over `temperature`, then min_p, top_k, and top_p of what top_k left."""
+
+    temperature: float = 1.0  # > 0
+    min_p: float = 0.0  # 0: none
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # 1: all
 
 
-def keep_min_p(row: Tensor, min_p: float, row_math: RowMath) -> Tensor:
+WHOLE = Truncation()
+
+
+def truncate(row: Tensor, truncation: Truncation) -> Tensor:
+    """`row` `[V]` over the temperature, `-inf` where it is cut; `row` itself where nothing is."""
+    if truncation.temperature != 1.0:
+        row = row / truncation.temperature
+    if truncation.min_p > 0.0:
+        row = keep_min_p(row, truncation.min_p)
+    return keep_top(row, truncation.top_k, truncation.top_p)
+
+
+def keep_min_p(row: Tensor, min_p: float) -> Tensor:
     """`row` with `-inf` where p(x) < min_p * max p, that is where x lies below max + log(min_p)."""
-    threshold = row[row_math.argmax(row)] + math.log(min_p)
-    return row.masked_fill(row < threshold, -math.inf)
+    return row.masked_fill(row < row.max() + math.log(min_p), -math.inf)
 
 
-def keep_top(row: Tensor, top_k: int, top_p: float, row_math: RowMath) -> Tensor:
+def keep_top(row: Tensor, top_k: int, top_p: float) -> Tensor:
     """`row` with `-inf` outside the `top_k` largest (0: all), and of those outside the nucleus.
 
     The nucleus (Holtzman et al. 1904.09751) is the shortest largest-first prefix whose probability,
@@ -28,12 +48,13 @@ def keep_top(row: Tensor, top_k: int, top_p: float, row_math: RowMath) -> Tensor
     """
     if 0 < top_k < row.numel():
         ids = top_ids(row, top_k)
-        if top_p < 1.0:
-            ids = ids[: _prefix_size(row_math.softmax(row[ids]), top_p, row_math)]
     elif top_p < 1.0:
-        ids = nucleus_ids(row, top_p, row_math)
+        ids = _largest_first(row)
     else:
         return row
+    if top_p < 1.0:
+        running = torch.softmax(row[ids].to(torch.float64), dim=-1).cumsum(dim=-1)
+        ids = ids[: int(torch.searchsorted(running, top_p)) + 1]
     kept = torch.full_like(row, -math.inf)
     kept[ids] = row[ids]
     return kept
@@ -48,27 +69,6 @@ def top_ids(row: Tensor, k: int) -> Tensor:
     kth = torch.topk(row, k).values[-1]
     candidates = (row >= kth).nonzero().squeeze(1)  # ascending ids, k of them or more
     return candidates[_largest_first(row[candidates])[:k]]
-
-
-def nucleus_ids(row: Tensor, top_p: float, row_math: RowMath) -> Tensor:
-    """The nucleus of the whole row, in the order of `top_ids`."""
-    probs = row_math.softmax(row)
-    # Ids below (1 - top_p) / V add up to less than 1 - top_p, so the nucleus never reaches them.
-    # That saves the long sort.
-    candidates = (probs >= (1.0 - top_p) / row.numel()).nonzero().squeeze(1)
-    ids = candidates[_largest_first(row[candidates])]
-    size = _prefix_size(probs[ids], top_p, row_math)
-    if size > ids.numel():  # by rounding only
-        ids = _largest_first(row)
-        size = _prefix_size(probs[ids], top_p, row_math)
-    return ids[:size]
-
-
-def _prefix_size(probs: Tensor, top_p: float, row_math: RowMath) -> int:
-    """How many of `probs` from the first on reach `top_p`; one more than all of them if they do
-    not.
-    """
-    return int(torch.searchsorted(row_math.cumulative_sum(probs), top_p)) + 1
 
 
 def _largest_first(values: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def typical(
         tree: n nodes.
         tokens: `[n]` the nodes' token ids.
         residual_coin: in (0, 1): the inverse-CDF draw of the next token.
-        row_math: running sums.
+        row_math: sums and draws.
         posterior_threshold: no token above this probability fails.
         posterior_alpha: scales the bar where the law is flat.
     """
@@ -66,5 +66,5 @@ def typical(
 
 def bar_of(target_probs: Tensor, row_math: RowMath, threshold: float, alpha: float) -> float:
     """`min(threshold, alpha exp(-H(p)))`, H in nats."""
-    entropy = float(row_math.cumulative_sum(torch.special.entr(target_probs))[-1])
+    entropy = row_math.total(torch.special.entr(target_probs))
     return min(threshold, alpha * math.exp(-entropy))

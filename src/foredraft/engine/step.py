@@ -6,7 +6,7 @@ Knows plans, drafts and logits; knows neither pages' ownership, nor text, nor an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from foredraft.core.block_verification import block
 from foredraft.core.errors import UserError
 from foredraft.core.rejection import rejection
 from foredraft.core.row_math import RowMath
-from foredraft.core.sampling import History
+from foredraft.core.sampling import History, Row, failure, laws, tokens
 from foredraft.core.synthetic import synthetic
 from foredraft.core.typical import typical
 from foredraft.engine.config import Rule
@@ -100,11 +100,10 @@ def build_windows(
 def verify(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> list[Outcome]:
     """One outcome per window. `logits` `[R, V]` as asked for by `build_windows`; never modified."""
     emitting = [window for window in windows if window.emits]
-    answers = _answers(emitting, logits, row_math)
     verdicts = iter(
         decide_all(
             [_walk(window, row_math) for window in emitting],
-            lambda asked: [answers[index](node) for index, node in asked],
+            partial(_answer, emitting, logits, row_math, _best_ids(emitting, logits, row_math)),
         )
     )
     return [_outcome(window, next(verdicts)) if window.emits else Outcome() for window in windows]
@@ -146,61 +145,44 @@ def _by_own_token(window: Window) -> bool:
     return request.sampler.greedy or request.coupled
 
 
-def _answers(
-    windows: Sequence[Window], logits: Tensor, row_math: RowMath
-) -> list[Callable[[int], Reply]]:
-    """Per window, what the target says at a node, as its rule asks for it."""
-    best = _best_ids(windows, logits, row_math)
-    answers: list[Callable[[int], Reply]] = []
-    for window in windows:
-        decide: Callable[[Window, Tensor, int], Reply]
-        if not _by_own_token(window):
-            decide = _law
-        elif best is None or not window.request.sampler.plain_argmax:
-            decide = _own_token
-        else:
-            decide = partial(_argmax, best)
-        answers.append(partial(_judged, decide, window, logits))
-    return answers
-
-
-def _best_ids(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> list[int] | None:
+def _best_ids(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> Sequence[int]:
     """The argmax of every row of the pass at once, where some request is decided by it alone."""
-    if not any(window.request.sampler.plain_argmax for window in windows):
-        return None
-    try:
+    if any(window.request.sampler.plain_argmax for window in windows):
         return row_math.argmax_rows(logits)
-    except FloatingPointError:  # in a row that no accepted path may ever reach
-        return None
+    return ()
 
 
-def _judged(
-    decide: Callable[[Window, Tensor, int], Reply], window: Window, logits: Tensor, node: int
-) -> Reply:
-    """`decide`, with what makes a row unusable told apart from every other failure."""
-    try:
-        return decide(window, logits, node)
-    except (UserError, FloatingPointError) as error:
-        return BadRow(node, str(error))
+def _answer(
+    windows: Sequence[Window],
+    logits: Tensor,
+    row_math: RowMath,
+    best: Sequence[int],
+    asked: Sequence[tuple[int, int]],
+) -> list[Reply]:
+    """What the target says at (window, node), as the window's rule asks for it; all rows at once.
 
-
-def _argmax(best: Sequence[int], window: Window, logits: Tensor, node: int) -> int:
-    row = window.root_logits + 1 + node
-    window.request.sampler.check_chosen(logits[row], best[row], window.request.history)
-    return best[row]
-
-
-def _own_token(window: Window, logits: Tensor, node: int) -> int:
-    """The target's own token at a node: a function of the seed and the position alone."""
-    request, tree = window.request, window.draft.tree
-    position = request.num_tokens + (tree.depths[node] if node >= 0 else 0)
-    row = logits[window.root_logits + 1 + node]
-    return request.sampler.token(row, _history(window, node), request.seed, position)
-
-
-def _law(window: Window, logits: Tensor, node: int) -> Tensor:
-    row = logits[window.root_logits + 1 + node]
-    return window.request.sampler.law(row, _history(window, node))
+    What makes a row unusable is an answer; every other failure is raised.
+    """
+    replies: dict[int, Reply | UserError] = {}
+    drawn: dict[int, Row] = {}  # asked for the target's own token
+    weighed: dict[int, Row] = {}  # asked for its law
+    for number, (index, node) in enumerate(asked):
+        window = windows[index]
+        request, at = window.request, window.root_logits + 1 + node
+        by_own_token = _by_own_token(window)
+        if by_own_token and request.sampler.plain_argmax:
+            replies[number] = failure(logits[at], best[at], request.history) or best[at]
+            continue
+        group = drawn if by_own_token else weighed
+        position = request.num_tokens + (window.draft.tree.depths[node] if node >= 0 else 0)
+        history = _history(window, node)
+        group[number] = Row(request.sampler, logits[at], history, request.seed, position)
+    replies |= zip(drawn, tokens(list(drawn.values()), row_math), strict=True)
+    replies |= zip(weighed, laws(list(weighed.values()), row_math), strict=True)
+    return [
+        BadRow(node, str(reply)) if isinstance(reply := replies[number], UserError) else reply
+        for number, (_, node) in enumerate(asked)
+    ]
 
 
 def _history(window: Window, node: int) -> History:

@@ -20,6 +20,7 @@ import foredraft._native as _native
 from foredraft.core.row_math import RowMath
 from foredraft.kernels.block import Activation, Block, HeadNorms
 from foredraft.kernels.interface import Segment
+from foredraft.kernels.native_row_math import NativeRowMath
 
 _FLOAT = torch.float32
 _CACHE_DTYPES = {torch.float32: False, torch.bfloat16: True}
@@ -139,63 +140,6 @@ def _check_block(block: Block) -> None:
     _check_activation(block.activation)
     _check_window(block.window)
     _check_cap(block.soft_cap, none=True)
-
-
-class NativeRowMath:
-    """`RowMath` in C++: fixed order, no dependence on threads.
-
-    A row that holds NaN raises FloatingPointError.
-    """
-
-    def __init__(self, runtime: _native.Runtime) -> None:
-        self._runtime = runtime
-
-    def argmax(self, row: Tensor) -> int:
-        return self._found(self._runtime.argmax(*self._row(row)))
-
-    def argmax_rows(self, rows: Tensor) -> list[int]:
-        if rows.dim() != 2 or rows.shape[1] == 0 or not rows.is_cpu:
-            _refuse("rows", rows, "[rows, vocabulary]")
-        if not _usable(rows):
-            return [self.argmax(row) for row in rows]
-        ids = self._runtime.argmax_rows(rows.data_ptr(), *rows.shape)
-        return [self._found(i) for i in ids]
-
-    def softmax(self, row: Tensor) -> Tensor:
-        return self._row_result(row, self._runtime.softmax)
-
-    def log_softmax(self, row: Tensor) -> Tensor:
-        return self._row_result(row, self._runtime.log_softmax)
-
-    def cumulative_sum(self, row: Tensor) -> Tensor:
-        out = torch.empty(row.shape[-1], dtype=torch.float64)
-        self._runtime.cumulative_sum(*self._row(row), out.data_ptr())
-        return out
-
-    def coupled_argmax(self, row: Tensor, seed: int, position: int) -> int:
-        arguments = self._row(row)
-        return self._found(
-            self._runtime.coupled_argmax(*arguments, seed & 0xFFFFFFFFFFFFFFFF, position)
-        )
-
-    def _row(self, row: Tensor) -> tuple[int, int, bool]:
-        wide = row.dtype is torch.float64
-        fits = row.dim() == 1 and row.shape[0] > 0 and row.is_contiguous() and row.is_cpu
-        if not fits or not (wide or row.dtype is _FLOAT):
-            _refuse("a row", row, "[vocabulary] of float32 or float64")
-        return row.data_ptr(), row.shape[0], wide
-
-    def _row_result(self, row: Tensor, operation: Any) -> Tensor:
-        arguments = self._row(row)
-        out = torch.empty(row.shape[0], dtype=torch.float64)
-        if not operation(*arguments, out.data_ptr()):
-            raise FloatingPointError("the largest logit of the row is not finite")
-        return out
-
-    def _found(self, token: int) -> int:
-        if token < 0:
-            raise FloatingPointError("the row of logits holds NaN")
-        return token
 
 
 class NativeKernels:

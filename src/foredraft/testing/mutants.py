@@ -155,7 +155,7 @@ def argmax_match(case: Case) -> Walk[Tensor]:
     """Greedy verification above temperature 0."""
     tokens = altered(
         drawing(match(case.tree, case.tokens), case.accept_coin),
-        law=lambda row: one_hot(row, ROW_MATH.argmax(row)),
+        law=lambda row: one_hot(row, ROW_MATH.argmax_rows(row[None])[0]),
     )
     return (yield from tokens)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foredraft.core import coins
 from foredraft.core.acceptance import draw_from
-from foredraft.core.row_math import RowMath, TorchRowMath
+from foredraft.core.row_math import RowMath, TorchRowMath, coupled_argmax
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest
 from foredraft.testing.scripted_drafters import ScriptedDrafter
 
@@ -44,7 +44,7 @@ class SkewedDrafter(ScriptedDrafter):
             law = _checked(self.law(context))
             if request.coupled:
                 position = len(context)
-                token = self.row_math.coupled_argmax(law.log(), request.seed, position)
+                token = coupled_argmax(self.row_math, law.log(), request.seed, position)
             else:
                 coin = coins.coin(request.seed, first, coins.DRAFT, i)
                 token = draw_from(law, coin, self.row_math)

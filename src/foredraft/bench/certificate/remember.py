@@ -1,6 +1,6 @@
-"""Passes that are computed once: a model, and a softmax, that remember what they gave.
+"""Passes that are computed once: a model that remembers what it gave.
 
-Knows the seams `Model` and `RowMath`; knows no engine, no rule and no drafter. An engine over a
+Knows the seam `Model`; knows no engine, no rule and no drafter. An engine over a
 `RememberedModel` does all that it always does, except that a row is computed the first time only:
 on kernels whose rows do not depend on their company, and they alone are certified to the bit, that
 is the same number.
@@ -8,7 +8,6 @@ is the same number.
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import chain
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from foredraft.cache.tensors import KVCache
-from foredraft.core.row_math import RowMath
 from foredraft.kernels.interface import Kernels, Segment
 from foredraft.models.decoder import new_cache
 from foredraft.models.interface import FlatBatch, Model, ModelOutput
@@ -27,10 +25,8 @@ from foredraft.models.load import LoadedModel
 Suffix = tuple[int, ...]  # tokens after the base
 
 MOST_ROWS = 1024  # of logits kept: 200 MB for a vocabulary of 49,152
-MOST_LAWS = 128
 MOST_NODES = 32  # of the tree that missing rows are computed in
 _BYTES = 3  # of a token id in a slot
-_PROBES = 8  # numbers of a row by which it is looked up, before all are compared
 
 
 class RememberedModel:
@@ -49,8 +45,7 @@ class RememberedModel:
         """
         self._model: Model = loaded.model
         self.config = loaded.model.config
-        self.kernels: Kernels = copy.copy(loaded.model.kernels)
-        self.kernels.row_math = RememberedRowMath(loaded.model.kernels.row_math)
+        self.kernels: Kernels = loaded.model.kernels
         # As a draft model reads a padding id of the target's.
         self.base = tuple(min(token, self.config.vocab_size - 1) for token in base)
         self._rows: OrderedDict[Suffix, tuple[Tensor, Tensor]] = OrderedDict()  # logits, hidden
@@ -185,37 +180,6 @@ class RememberedModel:
         output = self._model.run(FlatBatch(tokens, [segment], rows), self._cache)
         for suffix, logits, hidden in zip(suffixes, output.logits, output.hidden, strict=True):
             self._rows[suffix] = (logits.clone(), hidden.clone())
-
-
-class RememberedRowMath:
-    """Row mathematics whose softmax is computed once for equal rows; the rest is passed on.
-
-    What `softmax` returns is shared: as everywhere, not to be written to.
-    """
-
-    def __init__(self, inner: RowMath) -> None:
-        self._inner = inner
-        self._laws: OrderedDict[tuple[float, ...], tuple[Tensor, Tensor]] = OrderedDict()
-        self.argmax = inner.argmax
-        self.argmax_rows = inner.argmax_rows
-        self.log_softmax = inner.log_softmax
-        self.cumulative_sum = inner.cumulative_sum
-        self.coupled_argmax = inner.coupled_argmax
-
-    def softmax(self, row: Tensor) -> Tensor:
-        """See `RowMath.softmax`."""
-        best = self._inner.argmax(row)
-        probes = row[:: max(1, len(row) // _PROBES)].tolist()
-        key = (len(row), best, float(row[best]), *probes)
-        known = self._laws.get(key)
-        if known is not None and torch.equal(known[0], row):
-            self._laws.move_to_end(key)
-            return known[1]
-        law = self._inner.softmax(row)
-        self._laws[key] = (row.clone(), law)
-        if len(self._laws) > MOST_LAWS:
-            self._laws.popitem(last=False)
-        return law
 
 
 def _slots(segment: Segment, start: int, end: int, page_size: int) -> list[tuple[int, int]]:
