@@ -58,6 +58,7 @@ class AsyncEngine(EngineFront):
             self.engine,
             target=self.loaded.name,
             drafter=self.method or "none",
+            num_speculative_tokens=self.num_speculative_tokens,
             price_per_hour=price_per_hour,
         )
         self.engine.observers.append(self.metrics)

@@ -67,6 +67,7 @@ def step_record(
             drafted=window.draft.tree.max_depth,
             accepted=len(outcome.accepted),
             ended=row.request.finished,
+            limit=row.limit,
         )
         for row, window, outcome in zip(plan.rows, windows, outcomes, strict=True)
         if window.emits

@@ -90,7 +90,8 @@ class Request:
         self._num_shown = 0
         self._num_drained = 0
         self._num_first_step_tokens = 0
-        # `time.perf_counter`, 0 until then.
+        self.arrived_at = time.perf_counter()
+        # Likewise; 0 until then.
         self.admitted_at = self.first_token_at = self.last_token_at = 0.0
 
     @property

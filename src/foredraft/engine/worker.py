@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -66,6 +67,8 @@ class Worker:
                     f"room for {count} more; try again later or raise max_queued"
                 )
             self._in_flight += count
+            for request in feed.requests:
+                request.arrived_at = time.perf_counter()
             self._arrived.append(feed)
             self._wake.notify()
 

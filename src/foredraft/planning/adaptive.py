@@ -97,6 +97,18 @@ class AdaptivePolicy:
             index = min(open_ones)[1]
             widths[index] = min(caps[index], max(widths[index] + 1, PROBE_WIDTH))
 
+    def explain(self, record: StepRecord) -> str:
+        """By what drafts promise it "pays" or "loses"; a "probe" is to learn acceptance, a "sample"
+        (a plain step now and then) to learn costs.
+        """
+        asked = [judged.asked for judged in record.requests if judged.asked]
+        if not asked:
+            due = self._since_plain >= self._plain_every
+            return "sample" if self._drafts and due else "loses"
+        if self._probes(record.load) and len(asked) == 1 and asked[0] <= PROBE_WIDTH:
+            return "probe"
+        return "pays"
+
     def observe(self, record: StepRecord) -> None:
         """Learn acceptance and costs from a step."""
         self._learn_draft_ratio(record)

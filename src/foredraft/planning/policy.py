@@ -47,6 +47,7 @@ class Judged:
     drafted: int
     accepted: int
     ended: bool
+    limit: str = ""  # what kept `asked` from being what the policy would have chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,9 @@ class Policy(Protocol):
     def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
         """Draft tokens for each of `requests`, in order, in a step with this `load`; 0 = none."""
 
+    def explain(self, record: StepRecord) -> str:
+        """Why a step, not observed yet, drafted as it did: a word or two, of a few."""
+
     def observe(self, record: StepRecord) -> None:
         """Learn from a step. The only call that changes anything."""
 
@@ -77,6 +81,9 @@ class Policy(Protocol):
 
 class StaticPolicy:
     """A choice made beforehand: nothing is learnt."""
+
+    def explain(self, record: StepRecord) -> str:
+        return "fixed"
 
     def observe(self, record: StepRecord) -> None:
         """Nothing to learn."""
@@ -101,6 +108,9 @@ class NoDrafts(StaticPolicy):
 
     def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
         return [0] * len(requests)
+
+    def explain(self, record: StepRecord) -> str:
+        return "disabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +138,6 @@ class WidthByBatchSize(StaticPolicy):
     def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
         width = next((k for _, end, k in self.ranges if load.num_requests <= end), 0)
         return [width] * len(requests)
+
+    def explain(self, record: StepRecord) -> str:
+        return "batch size"
