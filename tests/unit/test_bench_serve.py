@@ -224,7 +224,7 @@ def test_what_a_client_meets_is_raised(loop: str) -> None:
 
     with pytest.raises(RuntimeError, match="broken"):
         run(Failing(RuntimeError("broken")))
-    with pytest.raises(UserError, match="prompt 'p.' was answered without any token"):
+    with pytest.raises(UserError, match=r"prompt 'p.' was answered without any token"):
         run(Failing(None))
 
 

@@ -5,6 +5,8 @@ Times are those of a cost curve, so nothing here depends on the machine that run
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from foredraft.planning.adaptive import AdaptivePolicy
@@ -99,6 +101,22 @@ def test_a_batch_that_hovers_around_the_threshold_loses_nothing() -> None:
     fixed = [each.mean_latency for each in played.fixed]
     assert played.adaptive.mean_latency <= 1.05 * min(fixed)
     assert played.adaptive.seconds <= 1.02 * min(each.seconds for each in played.fixed)
+
+
+@pytest.mark.parametrize("num_requests", [4, 8, 16])
+def test_prompts_that_keep_coming_do_not_make_drafts_look_cheap(num_requests: int) -> None:
+    """A step that reads a prompt is long: what drafts add to it looks small beside that, and is
+    paid in full.
+    """
+    lengths = Random(0)
+    arrivals = [
+        Arrival(0.0, 180, lengths.randrange(24, 128), lengths.choice([RIGHT, SOMETIMES, FLAT]))
+        for _ in range(16 * num_requests)
+    ]
+    adaptive = AdaptivePolicy(5, CPU, objective=Objective.LATENCY)
+    played = simulate(adaptive, arrivals, machine(num_requests, noise=0.03))
+    plain = simulate(FixedWidth(0), arrivals, machine(num_requests, noise=0.03))
+    assert played.mean_latency <= 1.03 * plain.mean_latency
 
 
 def test_a_drafter_that_turns_bad_costs_less_than_any_fixed_width() -> None:

@@ -22,7 +22,8 @@ class Objective(StrEnum):
 
     Throughput: tokens committed a second by all requests together. A prompt's tokens count: time
     that drafts take from a prompt is not free. Latency: the mean seconds a token of the requests
-    that decode, whatever waits.
+    that decode, whatever waits; a prompt that is read beside them costs the same whatever is
+    drafted, and a step that it makes long is no reason to make it longer: it is left out.
     """
 
     THROUGHPUT = "throughput"
@@ -56,12 +57,15 @@ class Allocation:
 class _Step:
     """A step that nodes are added to, one by one, each request's in order."""
 
-    def __init__(self, load: Load, prospects: Sequence[Prospect], costs: Costs) -> None:
-        self._prospects, self._costs = prospects, costs
-        self._rows = load.num_rows
+    def __init__(
+        self, load: Load, prospects: Sequence[Prospect], costs: Costs, objective: Objective
+    ) -> None:
+        self._prospects, self._costs, self._objective = prospects, costs, objective
+        latency = objective is Objective.LATENCY
+        self._rows = load.num_requests if latency else load.num_rows
         curve = costs.curve
         self._beside = curve.beside_rows(load.num_requests, load.num_positions)
-        self._plain = curve.of_rows(load.num_rows)
+        self._plain = curve.of_rows(self._rows)
         self._tokens = float(load.num_rows)
         self._emitted = [1.0] * len(prospects)
         self._wait = float(len(prospects))  # sum of 1 / emitted
@@ -99,8 +103,9 @@ class _Step:
         drafted = self._costs.curve.of_rows(self._rows + self._filled / some)
         return self._none * self._plain + some * drafted + self._beside
 
-    def score(self, objective: Objective) -> float:
-        if objective is Objective.LATENCY:
+    @property
+    def score(self) -> float:
+        if self._objective is Objective.LATENCY:
             return len(self._emitted) / (self.seconds * self._wait)
         return self._tokens / self.seconds
 
@@ -113,22 +118,22 @@ def score(
     objective: Objective,
 ) -> float:
     """What these widths promise: tokens a second."""
-    step = _Step(load, prospects, costs)
+    step = _Step(load, prospects, costs, objective)
     for index, width in enumerate(widths):
         for _ in range(width):
             step.add(index)
-    return step.score(objective)
+    return step.score
 
 
 def allocate(
     load: Load, prospects: Sequence[Prospect], costs: Costs, objective: Objective
 ) -> tuple[Allocation, Allocation]:
     """The best widths, and plain decoding to compare them with. The fewest nodes among equals."""
-    step = _Step(load, prospects, costs)
-    best = plain = Allocation(list(step.widths), step.score(objective) if prospects else 0.0)
+    step = _Step(load, prospects, costs, objective)
+    best = plain = Allocation(list(step.widths), step.score if prospects else 0.0)
     for index in _by_promise(prospects, objective):
         step.add(index)
-        value = step.score(objective)
+        value = step.score
         if value > best.score:
             best = Allocation(list(step.widths), value)
     return best, plain
