@@ -33,9 +33,9 @@ class NativeRowMath:
         if not len(rows):
             return []
         _check([rows[0]], rows)
-        ids: list[int] = self._runtime.argmax_rows(
-            rows.data_ptr(), *rows.shape, rows.dtype is torch.float64
-        )
+        count, size = rows.shape
+        wide = rows.dtype is torch.float64
+        ids: list[int] = self._runtime.argmax_rows(rows.data_ptr(), count, size, wide)
         return ids
 
     def draws(
@@ -121,6 +121,6 @@ def _weights(weights: Tensor) -> tuple[int, int]:
 
 def _refusal(what: str, tensor: Tensor) -> ValueError:
     return ValueError(
-        f"{what} must be a contiguous CPU tensor over the vocabulary, of float32 or float64 (weights"
-        f" of float64), got {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+        f"{what} must be a contiguous CPU tensor over the vocabulary, of float32 or float64"
+        f" (weights: float64), got {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
     )
