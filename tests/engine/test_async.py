@@ -96,6 +96,25 @@ def test_completions_of_one_prompt_carry_their_index(make_engine, make_llm):
     assert [o.token_ids for o in output.outputs] == [o.token_ids for o in expected.outputs]
 
 
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_acceptance_is_the_same_offline_served_and_again(make_engine, make_llm, params):
+    """Faults 65 and 74: the second and third request speculate as the first, and as offline."""
+
+    async def main():
+        async with make_engine(NgramDrafter()) as engine:
+            rounds = []
+            for _ in range(3):
+                outputs = [await engine.generate(prompt, params) for prompt in PROMPTS]
+                rounds.append([o.metrics.speculative_decoding for o in outputs])
+            return rounds
+
+    llm = make_llm(NgramDrafter(), 4)
+    outputs = [llm.generate(prompt, params)[0] for prompt in PROMPTS]
+    offline = [output.metrics.speculative_decoding for output in outputs]
+    assert run(main) == [offline] * 3
+    assert sum(each.num_draft_tokens for each in offline) > 0
+
+
 def test_a_conversation_goes_through_the_template(make_engine, make_llm):
     messages = [{"role": "user", "content": "hi"}]
 

@@ -111,6 +111,8 @@ def assert_counted(engine, requests):
             engine, "spec_decode_num_accepted_tokens_per_pos_total", request_type=kind
         )
         assert list(by_position.values()) == counts.accepted_per_position
+        rates = values(engine, "spec_decode_conditional_acceptance_rate", request_type=kind)
+        assert list(rates.values()) == counts.conditional_acceptance_by_position
         length = "spec_decode_mean_acceptance_length"
         assert total(engine, length, request_type=kind) == counts.mean_acceptance_length
         blocks = [request.output(4).metrics.speculative_decoding for request in own]
