@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import settings
@@ -89,6 +89,20 @@ def test_of_two_that_compute_the_same_the_first_is_kept(pool, tree):
     tree.check_integrity()
 
 
+def test_a_page_in_use_takes_the_place_of_one_that_is_not(pool, tree):
+    old = known(pool, tree, [1, 2, 3, 4])
+    tree.mark_drafted(old)
+    new = pool.allocate(2)
+    tree.publish("", [1, 2, 3, 4], new[:1])
+    assert tree.match("", [1, 2, 3, 4], 9).pages == (new[0], old[1])
+    assert tree.match("", [1, 2, 3, 4], 9).num_drafted == 0
+    assert (pool.num_used, pool.num_idle, pool.references(old[0])) == (2, 1, 0)
+    tree.check_integrity()
+    tree.publish("", [1, 2, 3, 4], new)
+    pool.release(new)
+    assert (pool.num_idle, pool.num_free) == (2, 6)
+
+
 def test_what_is_known_behind_an_evicted_page_is_forgotten_and_can_be_made_known_again(pool, tree):
     first, second = pool.allocate(1), pool.allocate(3)
     tree.publish("", [1, 2], first)
@@ -154,7 +168,7 @@ class Holder:
     pages: list[int]
     num_full: int
     node: PrefixNode | None
-    published: set[int] = field(default_factory=set)
+    birth: int = 0  # of the last beginning it has made known, or found
 
 
 Beginning = tuple[str, tuple[int, ...]]
@@ -173,6 +187,8 @@ class TreeMachine(RuleBasedStateMachine):
         self.pool = PagePool(num_pages)
         self.tree = PrefixTree(page_size, self.pool)
         self.table: dict[Beginning, int] = {}
+        self.births: dict[Beginning, int] = {}  # which time this beginning became known
+        self.num_born = 0
         self.drafted: set[int] = set()
         self.idle: list[int] = []
         self.holders: dict[int, int] = dict.fromkeys(range(num_pages), 0)
@@ -194,6 +210,7 @@ class TreeMachine(RuleBasedStateMachine):
         for salt, tokens in list(self.table):
             if salt == gone[0] and tokens[: len(gone[1])] == gone[1]:
                 below = self.table.pop((salt, tokens))
+                del self.births[salt, tokens]
                 self.drafted.discard(below)
                 if below in self.idle:
                     self.idle.remove(below)
@@ -217,7 +234,8 @@ class TreeMachine(RuleBasedStateMachine):
         pages = expected + self.pool.allocate(needed)
         for page in pages:
             self.holders[page] += 1
-        return Holder(salt, tokens, pages, len(expected), hit.node, set(expected))
+        birth = self.births.get(self.beginning(salt, tokens, len(expected)), 0)
+        return Holder(salt, tokens, pages, len(expected), hit.node, birth)
 
     @rule(sequence=sequences, count=st.integers(0, 4))
     def fill(self, sequence: Holder, count: int) -> None:
@@ -225,12 +243,26 @@ class TreeMachine(RuleBasedStateMachine):
         full = min(sequence.num_full + count, most)
         if not sequence.pages or full == sequence.num_full:
             return
-        sequence.num_full = full
+        last = self.beginning(sequence.salt, sequence.tokens, sequence.num_full)
+        # What it has made known is forgotten now and then: it starts from its first token again.
+        first = sequence.num_full if self.births.get(last) == sequence.birth else 0
         pages = sequence.pages[:full]
+        sequence.num_full = full
         sequence.node = self.tree.publish(sequence.salt, sequence.tokens, pages, sequence.node)
-        for depth, page in enumerate(pages):
-            key = self.beginning(sequence.salt, sequence.tokens, depth + 1)
-            self.table.setdefault(key, page)
+        for depth in range(first, full):
+            self.make_known(self.beginning(sequence.salt, sequence.tokens, depth + 1), pages[depth])
+        last = self.beginning(sequence.salt, sequence.tokens, full)
+        sequence.birth = self.births[last]
+
+    def make_known(self, key: Beginning, page: int) -> None:
+        there = self.table.setdefault(key, page)
+        if key not in self.births:
+            self.num_born += 1
+            self.births[key] = self.num_born
+        if there in self.idle:
+            self.table[key] = page
+            self.idle.remove(there)
+            self.drafted.discard(there)
 
     @rule(sequence=sequences, count=st.integers(0, 4))
     def draft(self, sequence: Holder, count: int) -> None:
@@ -260,7 +292,7 @@ class TreeMachine(RuleBasedStateMachine):
     def clear(self, yes: int) -> None:
         if not yes:
             self.tree.clear()
-            self.table, self.drafted, self.idle = {}, set(), []
+            self.table, self.births, self.drafted, self.idle = {}, {}, set(), []
 
     @invariant()
     def consistent(self) -> None:

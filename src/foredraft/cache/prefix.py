@@ -85,16 +85,17 @@ class PrefixTree:
         """Give `pages`, the first of a sequence, which are held and hold the keys and values of its
         first `tokens`, to whoever comes with the same; the node of the last one.
 
-        Where the tree has these tokens, it keeps the page it has. `after` is what the last call
-        gave for this sequence; without it the sequence is followed from its first token.
+        Where the tree has these tokens, it keeps the page it has, unless nobody holds that: then
+        the one given takes its place. `after` is what the last call gave for this sequence; without
+        it the sequence is followed from its first token.
         """
         node = after if after is not None and self._nodes.get(after.page) is after else None
         if not pages:
             return node
         if node is None:
-            node = self._child(self._salts, salt, _NO_PAGE)
+            node = self._salts.children.get(salt) or _add_child(self._salts, salt, _NO_PAGE)
         for depth in range(node.depth, len(pages)):
-            node = self._child(node, self._key(tokens, depth), pages[depth])
+            node = self._put(node, self._key(tokens, depth), pages[depth])
         return node
 
     def mark_drafted(self, pages: Sequence[int]) -> None:
@@ -152,16 +153,25 @@ class PrefixTree:
     def _key(self, tokens: Sequence[int], depth: int) -> tuple[int, ...]:
         return tuple(tokens[depth * self._page_size : (depth + 1) * self._page_size])
 
-    def _child(self, node: PrefixNode, key: _Key, page: int) -> PrefixNode:
-        """The node below, made if it is missing."""
+    def _put(self, node: PrefixNode, key: _Key, page: int) -> PrefixNode:
+        """The node of `key` below, on `page` if it has no page in use."""
         child = node.children.get(key)
+        if child is not None and (child.page == page or self._pool.references(child.page)):
+            return child
+        self._pool.keep(page)
         if child is None:
-            child = PrefixNode(key, page, node.depth + 1, node)
-            if page != _NO_PAGE:
-                self._pool.keep(page)
-                self._nodes[page] = child
-            node.children[key] = child
+            child = _add_child(node, key, page)
+        else:
+            self._pool.forget(child.page)
+            del self._nodes[child.page]
+            child.page, child.drafted = page, False
+        self._nodes[page] = child
         return child
+
+
+def _add_child(node: PrefixNode, key: _Key, page: int) -> PrefixNode:
+    child = node.children[key] = PrefixNode(key, page, node.depth + 1, node)
+    return child
 
 
 def _with_descendants(node: PrefixNode) -> Iterator[PrefixNode]:
