@@ -1,6 +1,6 @@
 """How often does `foredraft certify` catch a rule that is off by a total variation of 0.02?
 
-    python benchmarks/certify_power.py smollm2-135m '{"method": "draft_model", "model": DIR}'
+    python benchmarks/certify_power.py smollm2-135m '{"method": "ngram"}' --output FILE
 
 Plants the rule in the engine: after a rejection it forgets the residual, in as many cases as make
 the law of the first token differ by exactly that much, on a prompt of the certificate's own, with
@@ -15,6 +15,8 @@ import json
 import random
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from foredraft.bench.certificate.law import LawSettings, Plan, draw_at, first_to
 from foredraft.bench.certificate.mutant_laws import mutant_laws
 from foredraft.bench.certificate.prompts import PROMPTS
 from foredraft.bench.decode import prompt_ids
+from foredraft.bench.provenance import provenance
 from foredraft.core import rejection
 from foredraft.core.coins import mix
 from foredraft.drafters.catalog import build_drafter
@@ -43,7 +46,7 @@ def main() -> None:
     pair = Pair(loaded, built.drafter, built.num_speculative_tokens, "standard")
     plan = plan_laws(pair, prompt_ids(loaded, PROMPTS, None), LawSettings(), lambda *_: None)
     share = _share_for(plan, arguments.variation)
-    _predict(plan, share)
+    figures = _predict(plan, share)
     _plant(share)
     replay, _ = pair.remembering(plan.places[0].site.base)
     caught = 0
@@ -54,6 +57,11 @@ def main() -> None:
         _say(
             f"run {run + 1}: statistic {test.statistic:.1f}, p {test.p_value:.2g}; {caught} caught"
         )
+    figures |= {"certificates": arguments.runs, "caught": caught}
+    if arguments.output is not None:
+        document = {**provenance(), "model": loaded.name, **figures}
+        document["speculative_config"] = json.loads(arguments.speculative_config)
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _mutant(plan: Plan) -> Tensor:
@@ -76,7 +84,7 @@ def _share_for(plan: Plan, variation: float) -> float:
     return variation / whole
 
 
-def _predict(plan: Plan, share: float) -> None:
+def _predict(plan: Plan, share: float) -> dict[str, Any]:
     """What is caught by computation, and by counts drawn from the law itself."""
     place, site = plan.places[0], plan.places[0].site
     law = torch.lerp(site.target_probs, _mutant(plan), share)
@@ -98,6 +106,14 @@ def _predict(plan: Plan, share: float) -> None:
     statistics = ((counts - means) ** 2 / means).sum(axis=1)
     caught = float((statistics >= critical_value(df, plan.level)).mean())
     _say(f"caught by {caught:.4f} of {SIMULATED} certificates with counts of this law")
+    return {
+        "total_variation": round(_variation(law, site.target_probs), 4),
+        "draws": place.num_draws,
+        "level": plan.level,
+        "computed_power": round(stated, 4),
+        "caught_of_simulated_counts": round(caught, 4),
+        "simulated": SIMULATED,
+    }
 
 
 def _plant(share: float) -> None:
@@ -121,6 +137,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--variation", type=float, default=0.02)
     parser.add_argument("--runs", type=int, default=20, help="whole certificates")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--output", type=Path, default=None, metavar="FILE")
     return parser.parse_args()
 
 
