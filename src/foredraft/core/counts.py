@@ -6,6 +6,7 @@ extra token.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -56,16 +57,11 @@ class AcceptanceCounts:
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted
         self.num_draft_emitted_tokens += emitted
-        self.drafted_per_position = _sum(self.drafted_per_position, [1] * depth)
+        _count(self.drafted_per_position, range(depth), depth)
         # Where the output was cut on an accepted token, the next position was never judged.
-        reached = min(emitted, depth)
-        self.reached_per_position = _sum(
-            self.reached_per_position, [1] * reached + [0] * (depth - reached)
-        )
-        self.accepted_per_position = _sum(
-            self.accepted_per_position, [1] * accepted + [0] * (depth - accepted)
-        )
-        self.histogram = _sum(self.histogram, [0] * accepted + [1] + [0] * (depth - accepted))
+        _count(self.reached_per_position, range(min(emitted, depth)), depth)
+        _count(self.accepted_per_position, range(accepted), depth)
+        _count(self.histogram, (accepted,), depth + 1)
 
     def merge(self, other: AcceptanceCounts) -> None:
         """Add the counts of `other` to these."""
@@ -116,6 +112,13 @@ class AcceptanceCounts:
                 self.accepted_per_position, self.reached_per_position, strict=True
             )
         ]
+
+
+def _count(counts: list[int], which: Iterable[int], length: int) -> None:
+    """Add one to some of the counts, of which there are `length` at least."""
+    counts += [0] * (length - len(counts))
+    for index in which:
+        counts[index] += 1
 
 
 def _sum(left: list[int], right: list[int]) -> list[int]:
