@@ -13,7 +13,7 @@ from foredraft import LLM, RequestOptions, SamplingParams
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.models.decoder import cache_shape
 from foredraft.planning.policy import StaticPolicy
-from foredraft.testing.drafters import OracleDrafter, RecordingDrafter
+from foredraft.testing.drafters import OracleDrafter, RecordingDrafter, RepeatDrafter
 from foredraft.testing.pairs import tiny_noisy_pair
 
 from .conftest import GREEDY, PROMPTS, SEEDED
@@ -35,7 +35,7 @@ def make(pair):
 
     def make(method: str | None = None, width: int = 4, pages: int | None = None, **options) -> LLM:
         configs: dict[str | None, Any] = {
-            None: None,
+            None: None if "drafter" not in options else {"num_speculative_tokens": width},
             "ngram": NGRAM | {"num_speculative_tokens": width},
             "draft_model": {"model": pair[1], "num_speculative_tokens": width},
         }
@@ -220,6 +220,26 @@ def test_what_was_in_use_longest_ago_is_evicted_first(make):
     assert_empty(llm)
 
 
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("at_once", [1, 6])
+@pytest.mark.parametrize("pages", range(34, 73, 6))
+def test_slots_for_drafts_cost_no_more_than_a_page_a_request(make, width, at_once, pages):
+    """Reported fault 52: three turns of six conversations, in a cache that holds a part of them."""
+    params = replace(GREEDY, max_tokens=10)
+    found = []
+    for drafter in ({}, {"drafter": RepeatDrafter(3)}):
+        llm = make(None, width, pages, max_num_seqs=3, **drafter)
+        talks = [[i, *LONG[i : i + 15]] for i in range(6)]
+        for _ in range(3):
+            for first in range(0, 6, at_once):
+                answers = ids(llm.generate(talks[first : first + at_once], params))
+                for talk, answer in zip(talks[first:], answers, strict=False):
+                    talk += [*answer, 30, 29]
+        found.append(hits(llm))
+    assert found[0] > 0
+    assert found[1] >= found[0] - 3 * 6 * 4
+
+
 class Widths(StaticPolicy):
     """Random widths, the same at each run."""
 
@@ -234,21 +254,15 @@ class Widths(StaticPolicy):
 @pytest.mark.parametrize("method", ["oracle", "ngram", "draft_model"])
 @pytest.mark.parametrize("pages", [10, 14])
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "not cached"])
-def test_sixteen_requests_in_a_pool_for_one_and_a_half(make, pair, params, method, pages, caching):
+def test_sixteen_requests_in_a_pool_for_one_and_a_half(make, params, method, pages, caching):
     """Reported faults 22 and 56: each says what it says alone, and nothing is left."""
     prompts = [[*LONG[: 4 * (i % 3)], *PROMPTS[i % 5][:5]] for i in range(16)]
     want = [ids(make(enable_prefix_caching=False).generate([p], params))[0] for p in prompts]
     options = {"pages": pages, "prefill_chunk_size": 5, "enable_prefix_caching": caching}
     if method == "oracle":
         oracle = OracleDrafter({tuple(p): o for p, o in zip(prompts, want, strict=True)})
-        a_slot = cache_shape(pair[0].config, pair[0].cache_dtype).bytes_per_position
-        llm = LLM(
-            pair[0], drafter=oracle, speculative_config={"num_speculative_tokens": 6}, seed=5,
-            page_size=4, kv_cache_gib=pages * 4 * a_slot / 2**30, prefill_chunk_size=5,
-            enable_prefix_caching=caching,
-        )  # fmt: skip
-    else:
-        llm = make(method, width=6, **options)
+        options["drafter"] = oracle
+    llm = make(None if method == "oracle" else method, width=6, **options)
     llm.engine.scheduler.policy = Widths()
     for _ in range(2):
         assert ids(llm.generate(prompts, params)) == want

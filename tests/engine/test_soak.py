@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from foredraft import LLM, Draft, SamplingParams
+from foredraft import LLM, Draft, RequestOptions, SamplingParams
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.request import Request
 from foredraft.models.decoder import cache_shape
@@ -127,6 +127,17 @@ class Widths(StaticPolicy):
 
 
 TOKENS = st.integers(0, 31)
+# Many begin alike, up to a page's border or around it, and have further turns.
+BEGINNINGS = [3, 1, 4, 1, 5, 9, 2, 6, 5], [3, 1, 4, 1, 8, 8, 8, 8, 8]
+PROMPTS = st.one_of(
+    st.lists(TOKENS, min_size=1, max_size=12),
+    st.builds(
+        lambda beginning, length, end: [*beginning[:length], *end],
+        st.sampled_from(BEGINNINGS),
+        st.integers(1, 9),
+        st.lists(st.integers(0, 1), max_size=3),
+    ),
+)
 PARAMS = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.0, 0.7, 1.3]),
@@ -153,38 +164,50 @@ PARAMS = st.builds(
 class EngineLife(RuleBasedStateMachine):
     """One engine, from its first request to the last."""
 
+    found = 0  # tokens found computed, in all lives
+
     @initialize(
         pages=st.integers(LONGEST_PAGES, 2 * LONGEST_PAGES),
         script=st.lists(st.integers(0, 6), min_size=1, max_size=5),
         chunk=st.sampled_from([None, 1, 3, 7]),
         most=st.integers(1, 6),
+        caching=st.sampled_from([True, True, True, False]),
     )
-    def begin(self, pages: int, script: list[int], chunk: int | None, most: int) -> None:
+    def begin(
+        self, pages: int, script: list[int], chunk: int | None, most: int, caching: bool
+    ) -> None:
         shapes = [cache_shape(m.config, m.cache_dtype) for m in (TARGET, DRAFT)]
         room = pages * PAGE * sum(shape.bytes_per_position for shape in shapes)
         # Made anew, so that a life replayed draws the same seeds for requests without one.
-        self.solo = LLM(TARGET, seed=5, kv_cache_gib=0.01)
+        self.solo = LLM(TARGET, seed=5, kv_cache_gib=0.01, enable_prefix_caching=False)
         self.drafter = Routing()
         self.llm = LLM(
             TARGET, drafter=self.drafter, seed=5, page_size=PAGE, kv_cache_gib=room / 2**30,
             max_num_seqs=most, max_num_batched_tokens=max(most, 12), prefill_chunk_size=chunk,
+            enable_prefix_caching=caching,
         )  # fmt: skip
         self.engine = self.llm.engine
         self.engine.scheduler.policy = Widths(script)
         self.groups: list[tuple[Any, Any, set[str]]] = []  # group, its solo output, aborted ids
 
     @rule(
-        prompt=st.lists(TOKENS, min_size=1, max_size=12),
+        prompt=PROMPTS,
         params=PARAMS,
+        salt=st.sampled_from(["", "", "", "a", "b"]),
         kinds=st.lists(st.sampled_from(KINDS), min_size=3, max_size=3),
         min_tokens=st.integers(0, 6),
     )
     def arrive(
-        self, prompt: list[int], params: SamplingParams, kinds: list[str], min_tokens: int
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        salt: str,
+        kinds: list[str],
+        min_tokens: int,
     ) -> None:
         params = replace(params, min_tokens=min(min_tokens, params.max_tokens or 0))
         solo = self.solo.generate([prompt], params)[0]
-        group = self.llm._make(prompt, params)
+        group = self.llm._make(prompt, params, RequestOptions(cache_salt=salt))
         for request, kind, alone in zip(group.requests, kinds, solo.outputs, strict=False):
             oracle = OracleDrafter({tuple(prompt): list(alone.token_ids)})
             chosen = self.drafter.model if kind == "draft model" else scripted(kind, oracle)
@@ -223,6 +246,24 @@ class EngineLife(RuleBasedStateMachine):
         self.engine.scheduler.preempt(youngest)
         self.drafter.release(youngest.id)
 
+    @precondition(lambda self: self.groups)
+    @rule(
+        data=st.data(),
+        params=PARAMS,
+        kinds=st.lists(st.sampled_from(KINDS), min_size=3, max_size=3),
+    )
+    def take_up(self, data: st.DataObject, params: SamplingParams, kinds: list[str]) -> None:
+        """The next turn of what was said so far, as far as it fits."""
+        group, _, _ = data.draw(st.sampled_from(self.groups), "group")
+        request: Request = data.draw(st.sampled_from(group.requests), "request")
+        self.arrive(request.tokens[:12], params, request.cache_salt, kinds, 0)
+
+    @precondition(lambda self: self.engine.scheduler.num_cached_pages)
+    @rule(yes=st.integers(0, 4))
+    def forget(self, yes: int) -> None:
+        if not yes:
+            self.engine.reset_prefix_cache()
+
     @invariant()
     def is_sound(self) -> None:
         if hasattr(self, "engine"):
@@ -236,7 +277,10 @@ class EngineLife(RuleBasedStateMachine):
             self.step()
             steps += 1
             assert steps < 5000, "the engine makes no progress"
-        assert self.engine.pool.num_used == 0
+        assert self.engine.scheduler.pages_in_use == 0
+        EngineLife.found += self.engine.scheduler.prefix_hit_tokens
+        self.engine.reset_prefix_cache()
+        assert self.engine.pool.num_free == self.engine.pool.num_pages
         assert not self.drafter.model._computed
         for group, solo, aborted in self.groups:
             self.compare(group, solo, aborted)
@@ -268,8 +312,9 @@ def checked_steps() -> None:
 
 def test_every_life_of_an_engine_ends_well() -> None:
     if not MINUTES:
-        lives = settings(max_examples=100, stateful_step_count=20, deadline=None, derandomize=True)
+        lives = settings(max_examples=80, stateful_step_count=20, deadline=None, derandomize=True)
         run_state_machine_as_test(EngineLife, settings=lives)
+        assert EngineLife.found > 0
         return
     lives = settings(max_examples=200, stateful_step_count=60, deadline=None)
     end = time.monotonic() + 60 * MINUTES
