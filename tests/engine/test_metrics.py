@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from foredraft.engine import build
 from foredraft.engine.tally import MAX_TYPES, OTHER
 from foredraft.planning.cost import CostCurve
 from foredraft.testing.drafters import LiarDrafter, RaisingDrafter, RepeatDrafter, TreeDrafter
+from foredraft.testing.models import write_tiny_checkpoint
 
 from .async_rig import Gate, freed, run
 from .conftest import GREEDY, PROMPTS, SEEDED
@@ -368,3 +371,25 @@ def test_the_exposition_is_readable_and_has_the_names(target):
         assert f"\n{PREFIX}{name}{{" in text
     assert 'request_type="greedy"' in text
     assert 'drafter="RepeatDrafter"' in text
+
+
+def test_the_page_lists_every_name_and_runs(target, tmp_path, capsys):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \| (counter|gauge|histogram)", page, flags=re.MULTILINE)
+    listed = {
+        (PREFIX + name, kind) for names, kind in rows for name in re.findall(r"`(\w+)`", names)
+    }
+
+    async def main():
+        engine, _ = engine_on(target, RepeatDrafter(3), price_per_hour=1.0)
+        async with engine:
+            await engine.generate(PROMPTS[0], GREEDY)
+            await engine.generate(PROMPTS[0], GREEDY, RequestOptions(speculate=False))
+        return {(family.name, family.type) for family in engine.metrics.registry.collect()}
+
+    assert run(main) == listed
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    model = write_tiny_checkpoint(tmp_path, max_positions=256)
+    code = code.replace('"smollm2-135m"', repr(str(model))).replace(', "policy": "adaptive"', "")
+    exec(code, {})
+    assert "\n" in capsys.readouterr().out
