@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from foredraft.bench.serve import traffic
 from foredraft.bench.serve.arrivals import Job, Prompt, Source, by_turns, poisson
-from foredraft.bench.serve.steps import StepCosts, StepCounts, StepLog, TimedStep
+from foredraft.bench.serve.steps import LoggedStep, StepCosts, StepCounts, StepLog
 from foredraft.bench.serve.sweep import turns
 from foredraft.bench.serve.traces import Emission, Trace, Window, figures, percentile
 from foredraft.bench.serve.traffic import Chunk, Extent, closed_loop, open_loop
@@ -232,7 +232,7 @@ def record(*judged: tuple[int, int, int], prompt_rows: int = 0, seconds: float =
     many = [Judged(str(n), "", *each, ended=False) for n, each in enumerate(judged)]
     rows = len(judged) + prompt_rows
     drafted = sum(drafted for _, drafted, _ in judged)
-    return StepRecord(Load(len(judged), rows, 10 * len(judged)), many, drafted, 0.25, seconds)
+    return StepRecord(Load(len(judged), rows, 10 * len(judged)), many, drafted, 0.25, 0.5)
 
 
 def test_steps_add_up() -> None:
@@ -254,7 +254,7 @@ def test_steps_add_up() -> None:
 
 def test_the_log_gives_the_steps_whose_middle_lies_in_the_window() -> None:
     log = StepLog()
-    log.steps = [TimedStep(at, record((0, 0, 0))) for at in (1.0, 2.0, 3.0)]  # 0.75 long each
+    log.steps = [LoggedStep(record((0, 0, 0)), at) for at in (1.0, 2.0, 3.0)]  # 0.75 long each
     kept = log.take(Window(1.0, 2.7))
     assert len(kept) == 2  # of those that end at 2 and at 3
     assert log.take(Window(0.0, 9.0)) == []
@@ -262,9 +262,10 @@ def test_the_log_gives_the_steps_whose_middle_lies_in_the_window() -> None:
 
 def test_costs_are_kept_by_what_steps_carried() -> None:
     costs = StepCosts()
-    for seconds in (1.0, 2.0, 9.0):
-        costs.add(record((2, 2, 0), seconds=seconds))
-    costs.add(record((0, 0, 0), prompt_rows=63, seconds=4.0))
+    for cycle in (1.25, 2.25, 9.25):  # the drafter's 0.25 are not the step's
+        costs.add(LoggedStep(record((2, 2, 0)), 0.0, cycle))
+    costs.add(LoggedStep(record((0, 0, 0), prompt_rows=63), 0.0, 4.25))
+    costs.add(LoggedStep(record((0, 0, 0)), 0.0))  # the first of all: nobody knows
     assert costs.decoding() == [
         {"rows": 3, "requests": 1, "positions": 10, "seconds": 2.0, "steps": 3}
     ]

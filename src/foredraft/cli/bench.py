@@ -1,4 +1,4 @@
-"""`foredraft bench kernels | decode | identity | serve`: measurements, as tables or JSON.
+"""`foredraft bench kernels | decode | identity | serve | simulate | rules`: tables or JSON.
 
 Knows options and tables; `foredraft.bench` measures.
 """
@@ -175,6 +175,25 @@ def serve(
     deliver(result, output, json_output, serve_bench.serve_table)
     if plot is not None:
         serve_bench.write_plot(plot, result)
+
+
+@app.command("simulate")
+def simulate(
+    result: Annotated[
+        Path, typer.Argument(metavar="RESULT", help="Of `bench serve`.", show_default=False)
+    ],
+    output: OutputOption = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Play what `bench serve` measured in the simulator: tokens a second, best widths.
+
+    Exit code 1 if they are more than 10% apart anywhere, or best widths differ too often.
+    """
+    check_output(output)
+    found = serve_bench.simulated(result)
+    deliver(found, output, json_output, serve_bench.simulated_table)
+    if not found["passed"]:
+        raise typer.Exit(MISMATCH)
 
 
 @app.command("identity", cls=ModelCommand)

@@ -1,4 +1,4 @@
-"""`foredraft bench serve`: many requests at once, with plain decoding, fixed widths and policies.
+"""`foredraft bench serve` and `simulate`: many requests at once, plain, fixed widths and policies.
 
 Knows options and tables; `foredraft.bench.serve` measures.
 """
@@ -6,6 +6,7 @@ Knows options and tables; `foredraft.bench.serve` measures.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -17,7 +18,7 @@ from rich.text import Text
 from typer import Option
 
 from foredraft.cli.options import RuntimeOptions, parse_config
-from foredraft.cli.prompt import check_text
+from foredraft.cli.prompt import check_text, read_text
 from foredraft.cli.tables import Figures
 from foredraft.core.errors import UserError
 from foredraft.planning.allocation import Objective
@@ -315,3 +316,51 @@ def _verdicts(lines: Sequence[Mapping[str, Any]]) -> Figures:
         for each in lines
     ]
     return Figures("Promises", ("promise", "at once", "found", "bound", "holds"), rows)
+
+
+def simulated(result: Path) -> dict[str, Any]:
+    """The simulator beside a result file. Raises UserError."""
+    from foredraft.bench.provenance import provenance
+    from foredraft.bench.serve.simulated import check_simulator
+
+    text = read_text(result, "result")
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"result {str(result)!r} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"result {str(result)!r} must be a JSON object")
+    return {**provenance(), "model": values.get("model"), **check_simulator(values)}
+
+
+def simulated_table(found: Mapping[str, Any]) -> Group:
+    """A line a load and width, then the best widths."""
+    rows = [
+        [
+            f"{each['concurrency']} at once, K={each['width']}",
+            f"{each['measured']:.1f}",
+            f"{each['simulated']:.1f}",
+            f"{each['error']:+.1%}",
+        ]
+        for each in found["points"]
+    ]
+    best = [
+        [
+            f"{each['concurrency']} at once",
+            str(each["measured"]),
+            str(each["simulated"]),
+            f"{each['loss']:.1%}",
+            "yes" if each["agree"] else "NO",
+        ]
+        for each in found["best"]
+    ]
+    headings = ("load", "best\nmeasured", "best\nsimulated", "lost by\nthat", "agree")
+    words = (
+        f"{found['near_share']:.0%} of the points within 10%, best widths agree at "
+        f"{found['agree_share']:.0%} of the loads"
+    )
+    return Group(
+        Figures("Tokens a second", ("point", "measured", "simulated", "off by"), rows),
+        Figures("Best width", headings, best),
+        Text(words),
+    )

@@ -76,6 +76,7 @@ class Machine:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 256
     noise: float = 0.0  # relative spread of a step's seconds
+    prompt_row_seconds: float | None = None  # None: a prompt's rows cost what others do
 
 
 @dataclass(slots=True)
@@ -84,6 +85,9 @@ class Played:
 
     num_tokens: int = 0
     seconds: float = 0.0
+    # Of that, while all slots were taken, from the first wave's first tokens on.
+    num_full_tokens: int = 0
+    full_seconds: float = 0.0
     num_steps: int = 0  # that could have drafted
     num_plain_steps: int = 0  # ... and asked for nothing
     num_asked: int = 0
@@ -95,6 +99,11 @@ class Played:
     def goodput(self) -> float:
         """Output tokens a second."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def full_goodput(self) -> float:
+        """Output tokens a second in the steady state: neither the fill nor the drain counts."""
+        return self.num_full_tokens / self.full_seconds if self.full_seconds else 0.0
 
     @property
     def mean_width(self) -> float:
@@ -197,11 +206,18 @@ class _Simulation:
         drafter_seconds = self._drafter_seconds(widths)
         seconds = self._pass_seconds(load, emitting, drafts)
         self.played.seconds += drafter_seconds + seconds
+        self._note_full(drafts, drafter_seconds + seconds)
         for one, chain in chains:
             one.num_read += min(chain, one.left_to_read)
         for one, (drafted, accepted) in zip(emitting, drafts, strict=True):
             self._commit(one, drafted, accepted)
         self._note(load, emitting, widths, drafts, drafter_seconds, seconds)
+
+    def _note_full(self, drafts: Sequence[tuple[int, int]], seconds: float) -> None:
+        slots = self._machine.max_num_seqs
+        if len(self._running) == slots and len(self.played.ttft) >= slots:
+            self.played.num_full_tokens += sum(accepted + 1 for _, accepted in drafts)
+            self.played.full_seconds += seconds
 
     def _chains(self) -> list[tuple[_Sequence, int]]:
         """Rows of each request: its pending token, or a part of its prompt."""
@@ -233,10 +249,12 @@ class _Simulation:
     def _pass_seconds(
         self, load: Load, emitting: Sequence[_Sequence], drafts: Sequence[tuple[int, int]]
     ) -> float:
-        curve = self._machine.costs.curve
+        curve, reading = self._machine.costs.curve, self._machine.prompt_row_seconds
         rows = load.num_rows + sum(drafted for drafted, _ in drafts)
         read = sum(one.num_positions * n for one, (n, _) in zip(emitting, drafts, strict=True))
-        seconds = curve.of_step(rows, load.num_requests, load.num_positions)
+        prompt_rows = 0 if reading is None else load.num_rows - load.num_requests
+        seconds = curve.of_step(rows - prompt_rows, load.num_requests, load.num_positions)
+        seconds += (reading or 0.0) * prompt_rows
         seconds += curve.row_position_seconds * read
         return seconds * max(0.1, self._noise.gauss(1.0, self._machine.noise))
 

@@ -19,11 +19,16 @@ from foredraft.bench.serve.results import comparisons, points
 from foredraft.bench.serve.sweep import Measured, Progress, Settings, Sweep
 from foredraft.bench.serve.verdicts import verdicts
 from foredraft.bench.workload import Item
+from foredraft.engine.memory import choose_cache_dtype
+from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel
 from foredraft.planning.allocation import Objective
 
 ROWS_PER_REQUEST = 8  # of a pass at least, so that drafts are not cut at the highest level
 MIN_ROWS = 256
+CROWD_OF_ARRIVALS = 32  # run at once at most where requests arrive by chance
+CACHES = 2  # a drafter may have one of its own, no larger than the target's
+SPARE = 128  # positions a request: drafts, and what is left of its last page
 MEASURE_OF = {
     Objective.THROUGHPUT: "tokens_per_second",
     Objective.LATENCY: "tokens_per_second_per_request",
@@ -54,10 +59,11 @@ async def bench_engines(
 
     Raises UserError for a prompt that leaves no room for its answer.
     """
-    engine = _engine_settings(comparison, settings)
-    limit = engine.get("max_model_len") or loaded.config.max_position_embeddings
+    limit = comparison.engine.get("max_model_len") or loaded.config.max_position_embeddings
     room = limit - settings.max_tokens
     prompts = of_tokens(loaded.tokenizer, items, room, comparison.prompt_tokens)
+    longest = max(len(prompt.token_ids) for prompt in prompts) + settings.max_tokens
+    engine = _engine_settings(loaded, comparison, settings, longest)
     chosen = variants(comparison.base, comparison.widths, comparison.objectives)
     costs: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
@@ -102,15 +108,21 @@ async def bench_server(
     return {**_result(measured, prompts, settings), "model": model, "url": url}
 
 
-def _engine_settings(comparison: Comparison, settings: Settings) -> dict[str, Any]:
-    """Room for the highest level."""
+def _engine_settings(
+    loaded: LoadedModel, comparison: Comparison, settings: Settings, longest: int
+) -> dict[str, Any]:
+    """Room for the highest level, of requests of up to `longest` tokens: nobody is to wait for
+    pages where loads are compared.
+    """
     crowd = max((each.concurrency or 0 for each in settings.levels), default=0)
     if any(each.rate is not None for each in settings.levels):
-        crowd = max(crowd, 32)
-    rows = max(MIN_ROWS, ROWS_PER_REQUEST * crowd)
+        crowd = max(crowd, CROWD_OF_ARRIVALS)
+    dtype = choose_cache_dtype(comparison.engine.get("kv_dtype", "auto"), loaded)
+    position_bytes = CACHES * cache_shape(loaded.config, dtype).bytes_per_position
     return {
-        "max_num_seqs": max(crowd, 1),
-        "max_num_batched_tokens": rows,
+        "max_num_seqs": crowd,
+        "max_num_batched_tokens": max(MIN_ROWS, ROWS_PER_REQUEST * crowd),
+        "kv_cache_gib": max(2.0, crowd * (longest + SPARE) * position_bytes / 2**30),
         **{key: value for key, value in comparison.engine.items() if value is not None},
     }
 

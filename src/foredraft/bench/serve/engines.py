@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foredraft.bench.serve.arrivals import Job
-from foredraft.bench.serve.steps import Counters, StepLog
+from foredraft.bench.serve.steps import Counters, LoggedStep, StepLog
 from foredraft.bench.serve.traces import Window
 from foredraft.bench.serve.traffic import Chunk
 from foredraft.core.sampling_params import SamplingParams
@@ -19,7 +19,6 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.models.load import LoadedModel
 from foredraft.planning.adaptive import AdaptivePolicy
 from foredraft.planning.allocation import Objective
-from foredraft.planning.policy import StepRecord
 
 PLAIN = "plain"
 
@@ -102,7 +101,7 @@ class EngineServer:
         engine = self.engine.engine
         return Counters(asdict(engine.seconds), engine.scheduler.num_preemptions)
 
-    def take_steps(self, window: Window) -> Sequence[StepRecord]:
+    def take_steps(self, window: Window) -> Sequence[LoggedStep]:
         return self._log.take(window)
 
     @property

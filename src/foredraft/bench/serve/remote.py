@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from foredraft.bench.serve.arrivals import Job
+from foredraft.bench.serve.steps import LoggedStep
 from foredraft.bench.serve.traces import Window
 from foredraft.bench.serve.traffic import Chunk
 from foredraft.core.errors import UserError
-from foredraft.planning.policy import StepRecord
 
 TIMEOUT = 600.0  # seconds without a byte
 LONGEST_QUOTE = 300  # characters of a server's complaint
@@ -53,7 +53,7 @@ class RemoteServer:
     def counters(self) -> None:
         """A server seen from outside states none."""
 
-    def take_steps(self, window: Window) -> Sequence[StepRecord]:
+    def take_steps(self, window: Window) -> Sequence[LoggedStep]:
         """Nor its steps."""
         return ()
 

@@ -20,11 +20,14 @@ from foredraft.planning.policy import Judged, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
-class TimedStep:
-    """A step, and when it was over."""
+class LoggedStep:
+    """A step, when it was over, and how long after the one before it that was: all that a step
+    costs a busy server, what happens between two of them included.
+    """
 
-    at: float
     record: StepRecord
+    at: float
+    cycle: float | None = None  # seconds; None: no step was before it
 
     @property
     def middle(self) -> float:
@@ -36,21 +39,23 @@ class StepLog:
     """Remembers every step of the engine that it observes."""
 
     def __init__(self) -> None:
-        self.steps: list[TimedStep] = []
+        self.steps: list[LoggedStep] = []
 
     def committed(self, commits: Sequence[Commit]) -> None:
         """Nothing that the step's record doesn't say."""
 
     def stepped(self, record: StepRecord) -> None:
-        self.steps.append(TimedStep(time.perf_counter(), record))
+        now = time.perf_counter()
+        cycle = now - self.steps[-1].at if self.steps else None
+        self.steps.append(LoggedStep(record, now, cycle))
 
     def ended(self, requests: Sequence[Request]) -> None:
         """Nothing: clients see how requests end."""
 
-    def take(self, window: Window) -> list[StepRecord]:
+    def take(self, window: Window) -> list[LoggedStep]:
         """The steps of a window; all are forgotten then."""
         steps, self.steps = self.steps, []
-        return [each.record for each in steps if window.holds(each.middle)]
+        return [each for each in steps if window.holds(each.middle)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,22 +171,27 @@ def _count(totals: list[int], depth: int) -> None:
 
 
 class StepCosts:
-    """Seconds of steps by what they carried, those that read prompts apart."""
+    """Seconds of a busy server's steps by what they carried, those that read prompts apart; the
+    drafter's are not among them.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, int], list[float]] = {}
         self._positions: dict[tuple[int, int], int] = {}
         self._reading: dict[tuple[int, int], tuple[int, float, int]] = {}
 
-    def add(self, record: StepRecord) -> None:
-        load = record.load
+    def add(self, step: LoggedStep) -> None:
+        if step.cycle is None:
+            return
+        record, load = step.record, step.record.load
+        spent = step.cycle - record.drafter_seconds
         key = (load.num_requests + record.num_draft_rows, load.num_requests)
         prompt_rows = load.num_rows - load.num_requests  # beside one row a request
         if prompt_rows:
             rows, seconds, steps = self._reading.get(key, (0, 0.0, 0))
-            self._reading[key] = rows + prompt_rows, seconds + record.seconds, steps + 1
+            self._reading[key] = rows + prompt_rows, seconds + spent, steps + 1
             return
-        self._seconds.setdefault(key, []).append(record.seconds)
+        self._seconds.setdefault(key, []).append(spent)
         self._positions[key] = self._positions.get(key, 0) + load.num_positions
 
     def decoding(self) -> list[dict[str, Any]]:

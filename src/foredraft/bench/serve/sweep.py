@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from foredraft.bench.serve.arrivals import Prompt, Source, poisson
-from foredraft.bench.serve.steps import Counters, StepCosts, StepCounts
+from foredraft.bench.serve.steps import Counters, LoggedStep, StepCosts, StepCounts
 from foredraft.bench.serve.traces import Figures, Window, figures
 from foredraft.bench.serve.traffic import (
     WARM_SHARE,
@@ -23,7 +23,6 @@ from foredraft.bench.serve.traffic import (
     closed_loop,
     open_loop,
 )
-from foredraft.planning.policy import StepRecord
 
 Progress = Callable[[str, int, int], None]  # what, done, of
 WARM_UP_REQUESTS = 8
@@ -128,7 +127,7 @@ class Measurable(Server, Protocol):
     def counters(self) -> Counters | None:
         """Its totals, where it states any."""
 
-    def take_steps(self, window: Window) -> Sequence[StepRecord]:
+    def take_steps(self, window: Window) -> Sequence[LoggedStep]:
         """The steps of a window; they are forgotten then."""
 
 
@@ -204,14 +203,15 @@ class Sweep:
     def _note(
         self, server: Measurable, level: Level, observed: Observed, counters: Counters | None
     ) -> None:
-        records = server.take_steps(observed.window)
-        for record in records:
-            self.measured.step_costs.add(record)
+        steps = server.take_steps(observed.window)
+        if level.concurrency is not None:  # arrivals by chance leave a server idle
+            for step in steps:
+                self.measured.step_costs.add(step)
         told = [each.mean_acceptance_length for each in observed.traces]
         stated = [each for each in told if each is not None]
         sample = Sample(
             figures(observed.traces, observed.window),
-            StepCounts.of(records),
+            StepCounts.of([step.record for step in steps]),
             counters,
             {trace.index: tuple(trace.token_ids) for trace in observed.traces},
             observed.waiting,
