@@ -20,10 +20,10 @@ RESULTS := benchmarks/results
 PAIRS := build/pairs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak fuzz check bench identity report picture sanitize clean
+.PHONY: help setup demo test soak fuzz check bench bench-serve plan-plots identity report picture sanitize clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## Create .venv with torch, the compiled kernels and the developer tools (a few minutes)
 
@@ -91,6 +91,24 @@ bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet mach
 	  --speculative-config '{"method":"draft_model","model":"$(PAIRS)/29","num_speculative_tokens":2}' \
 	  --output $(RESULTS)/decode-draft-model.json
 	$(MAKE) report
+
+SERVE := $(FOREDRAFT) bench serve $(MODEL) --workload $(PROMPTS) --dtype bfloat16
+bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 30 minutes, on a quiet machine), and the simulator
+	$(SERVE) --output $(RESULTS)/serve.json --plot docs/planning/serve.svg
+	$(FOREDRAFT) bench simulate $(RESULTS)/serve.json --output $(RESULTS)/simulated.json
+	$(SERVE) --temperature 1.2 --hopeless --widths 2 --concurrency 1,8,32 --output $(RESULTS)/serve-hot.json
+	$(SERVE) --prompt-tokens 2000 --max-tokens 8 --hopeless --widths 2 --concurrency 1,8,16 --requests 16 --seconds 30 \
+	  --rounds 2 --output $(RESULTS)/serve-long-prompts.json
+	$(MAKE) report
+
+PLAN := $(FOREDRAFT) plan --alpha 0.75 --draft-cost 0.05 --loads 1,2,4,8,16,32,64,128
+plan-plots: setup  ## Draw docs/planning/*.svg: what data sheets promise
+	$(PLAN) --plot docs/planning/gpu.svg \
+	  --roofline '{"weights_gb":16,"bandwidth_gb_s":3350,"tflops":600,"overhead_ms":1}'
+	$(PLAN) --plot docs/planning/sparse.svg \
+	  --roofline '{"weights_gb":60,"bandwidth_gb_s":3350,"tflops":600,"overhead_ms":1,"experts":64,"experts_per_token":8,"expert_share":0.9}'
+	$(PLAN) --plot docs/planning/long.svg \
+	  --roofline '{"weights_gb":16,"bandwidth_gb_s":3350,"tflops":600,"overhead_ms":1,"context":8000,"kv_kb_per_position":128}'
 
 identity: setup  ## Compare tokens and logits with plain decoding's, on all prompts
 	$(FOREDRAFT) bench identity $(MODEL) --workload $(PROMPTS) --output $(RESULTS)/identity.json

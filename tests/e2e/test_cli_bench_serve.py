@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from foredraft.cli.main import main
+from foredraft.engine import calibration
 
 SMALL = (
     "--max-tokens", "12", "--requests", "4", "--rounds", "2", "--widths", "0,2",
@@ -26,6 +27,11 @@ def workload(tmp_path: Path) -> Path:
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+@pytest.fixture(autouse=True)
+def _costs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "cache_directory", lambda: tmp_path / "cache")
 
 
 def serve(

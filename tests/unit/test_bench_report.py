@@ -86,3 +86,41 @@ def test_the_readme_shows_what_the_result_files_say() -> None:
     text = Path("README.md").read_text(encoding="utf-8")
     shown = text.partition(BEGIN)[2].partition(END)[0].strip()
     assert shown == figures(Path("benchmarks/results"))
+
+
+RATIO = {"p25": 1.0, "p50": 1.25, "p75": 1.5}
+SERVE = {
+    **DECODE, "kind": "serve", "temperature": 0.0, "rounds": 3,
+    "method": "ngram",
+    "objectives": {"adaptive, throughput": "tokens_per_second"},
+    "points": [
+        {"label": label, "concurrency": 4, "tokens_per_second": rate, "width": 1.5,
+         "width_0_share": 0.97, "itl_ms": {"p50": 5.0, "p99": 9.0}}
+        for label, rate in (("plain", 100.0), ("K=2", 120.0), ("adaptive, throughput", 125.0))
+    ],
+    "comparisons": [
+        {"label": label, "concurrency": 4,
+         "tokens_per_second": {"over_plain": RATIO, "best_fixed": "K=2"}}
+        for label in ("K=2", "adaptive, throughput")
+    ],
+}  # fmt: skip
+SIMULATED = {
+    **DECODE, "kind": "simulated", "near_share": 1.0, "agree_share": 0.5,
+    "points": [{"concurrency": 4, "width": width, "error": error}
+               for width, error in ((0, 0.01), (2, -0.04))],
+    "best": [{"concurrency": 4, "measured": 2, "simulated": 0}],
+}  # fmt: skip
+
+
+def test_serving_and_its_simulation_are_tabulated(tmp_path: Path) -> None:
+    (tmp_path / "serve.json").write_text(json.dumps(SERVE))
+    (tmp_path / "simulated.json").write_text(json.dumps(SIMULATED))
+    text = figures(tmp_path)
+    assert "| 4 | 100 | 1.25x (K=2) | 1.25x, width 1.5 | 9 | 9 |" in text
+    assert "tiny, bfloat16, ngram, 1 prompts, at most 8 tokens" in text
+    hopeless = {**SERVE, "hopeless": True, "prompt_tokens": 2000}
+    (tmp_path / "serve.json").write_text(json.dumps(hopeless))
+    assert "1.25x, width 0 in 97% of steps" in figures(tmp_path)
+    assert "1 prompts made 2000 tokens long" in figures(tmp_path)
+    assert "| 4 | 2 | 0 | +1% | -4% |" in text
+    assert "100% of the points within 10%; best widths agree at 50% of the loads" in text

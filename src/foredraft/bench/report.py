@@ -164,10 +164,81 @@ def _identity(result: Result) -> str:
     return _section(words, ["check", "prompts", "tokens", "logits", "result"], rows, result)
 
 
+def _serve(result: Result) -> str:
+    """A line a load: plain decoding, the best fixed width, and each policy against them."""
+    policies = list(result.get("objectives", {}))
+    crowds = [point for point in result["points"] if "concurrency" in point]
+    rows = []
+    for load in dict.fromkeys(point["concurrency"] for point in crowds):
+        here = {point["label"]: point for point in crowds if point["concurrency"] == load}
+        ratios = {
+            each["label"]: each["tokens_per_second"]
+            for each in result.get("comparisons", ())
+            if each.get("concurrency") == load
+        }
+        best = next((each["best_fixed"] for each in ratios.values()), None)
+        rows.append(
+            [
+                str(load),
+                *(f"{each['tokens_per_second']:.0f}" for each in list(here.values())[:1]),
+                "-" if best is None else f"{_median(ratios[best]['over_plain'])} ({best})",
+                *(
+                    f"{_median(ratios[label]['over_plain'])}, {_width(here[label], result)}"
+                    for label in policies
+                ),
+                *(f"{here[label]['itl_ms']['p99']:.0f}" for label in (next(iter(here)), *policies)),
+            ]
+        )
+    heading = ["requests at once", "plain, tokens/s", "best fixed width", *policies]
+    heading += [f"ms between tokens, p99: {label}" for label in ("plain", *policies)]
+    made = result.get("prompt_tokens")
+    words = (
+        f"**Serving**, {result['model']}, {result.get('dtype', 'unknown dtype')}, "
+        f"{result.get('method', 'a server')}, {result['prompts']} prompts"
+        f"{f' made {made} tokens long' if made else ''}, at most {result['max_tokens']} tokens, "
+        f"temperature {result['temperature']:g}. Output tokens a second while so many requests "
+        "run, prompts read in between; speeds over plain decoding are medians of "
+        f"{result['rounds']} rounds, each on the same requests."
+    )
+    return _section(words, heading, rows, result)
+
+
+def _width(point: Result, result: Result) -> str:
+    if result.get("hopeless"):
+        return f"width 0 in {point['width_0_share']:.0%} of steps"
+    return f"width {point['width']:.1f}"
+
+
+def _simulated(result: Result) -> str:
+    rows = [
+        [
+            str(best["concurrency"]),
+            str(best["measured"]),
+            str(best["simulated"]),
+            *(
+                f"{point['error']:+.0%}"
+                for point in result["points"]
+                if point["concurrency"] == best["concurrency"]
+            ),
+        ]
+        for best in result["best"]
+    ]
+    widths = dict.fromkeys(point["width"] for point in result["points"])
+    heading = ["requests at once", "best width measured", "simulated"]
+    heading += [f"simulated tokens/s, K={width}" for width in widths]
+    words = (
+        f"**The simulator** beside that, {result['model']}: {result['near_share']:.0%} of the "
+        f"points within 10%; best widths agree at {result['agree_share']:.0%} of the loads."
+    )
+    return _section(words, heading, rows, result)
+
+
 SECTIONS: dict[str, Callable[[Result], str]] = {
     "decode": _decode,
     "kernels": _kernels,
     "identity": _identity,
+    "serve": _serve,
+    "simulated": _simulated,
 }
 
 
@@ -189,6 +260,10 @@ def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _median(ratios: Mapping[str, float] | None) -> str:
+    return "-" if ratios is None else f"{ratios['p50']:.2f}x"
 
 
 def _times(value: float | None) -> str:

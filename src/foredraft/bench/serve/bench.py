@@ -87,6 +87,8 @@ async def bench_engines(
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "kernels": loaded.model.kernels.name,
         "speculative_config": dict(comparison.base),
+        "method": next((s.engine.method for s in servers if s.engine.method), None),
+        "hopeless": comparison.hopeless,
         "prompt_tokens": comparison.prompt_tokens,
         **_judged(measured, result["points"], chosen, hopeless=comparison.hopeless),
         "costs": costs,
