@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foredraft.core.errors import (
         ConfigError,
+        EngineClosed,
         InvalidRequest,
         ModelError,
         QueueFull,
@@ -50,6 +51,7 @@ _HOMES = {
     "ModelError": "core.errors",
     "ConfigError": "core.errors",
     "QueueFull": "core.errors",
+    "EngineClosed": "core.errors",
 }
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "Draft",
     "DraftRequest",
     "Drafter",
+    "EngineClosed",
     "InvalidRequest",
     "ModelError",
     "QueueFull",

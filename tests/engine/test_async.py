@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from foredraft import AsyncEngine, ConfigError, InvalidRequest, QueueFull
+from foredraft import AsyncEngine, ConfigError, EngineClosed, InvalidRequest, QueueFull
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.engine import Engine
-from foredraft.engine.worker import EngineClosed
 from foredraft.testing.drafters import RepeatDrafter
 
 from .async_rig import Gate, collect, freed, run, until

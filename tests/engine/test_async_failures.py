@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
-from foredraft import AsyncEngine
+from foredraft import AsyncEngine, EngineClosed
 from foredraft.drafters.interface import Draft
-from foredraft.engine.worker import EngineClosed
 from foredraft.planning.policy import NoDrafts
 from foredraft.testing.drafters import (
     FixedDrafter,
@@ -24,7 +24,7 @@ from foredraft.testing.drafters import (
 )
 from foredraft.testing.pairs import tiny_noisy_pair
 
-from .async_rig import collect, freed, run
+from .async_rig import PATIENCE, collect, freed, run, until
 from .conftest import GREEDY, PROMPTS, SEEDED
 
 
@@ -187,6 +187,30 @@ def test_a_tap_that_fails_is_logged_and_harms_nobody(target, plain, caplog):
 
     assert [list(output.token_ids) for output in run(main)] == plain(GREEDY)
     assert "a tap failed" in caplog.text
+
+
+def test_a_drafter_that_hangs_for_a_while_holds_up_no_event_loop(target, plain):
+    asked, answer = threading.Event(), threading.Event()
+
+    class Slow(RepeatDrafter):
+        def propose(self, requests):
+            asked.set()
+            assert answer.wait(PATIENCE)
+            return super().propose(requests)
+
+    async def main():
+        async with engine_with(target, Slow(3)) as engine:
+            kept = asyncio.ensure_future(engine.generate(PROMPTS[0], GREEDY))
+            await until(asked.is_set)
+            left = asyncio.ensure_future(engine.generate(PROMPTS[1], GREEDY))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(left, 0.01)  # the reader is gone at once
+            answer.set()
+            output = await kept
+            await freed(engine)
+        assert list(output.token_ids) == plain(GREEDY)[0]
+
+    run(main)
 
 
 def test_readers_of_an_engine_that_dies_are_told(target, caplog):

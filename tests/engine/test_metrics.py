@@ -264,7 +264,7 @@ def reasons(engine):
 
 
 @pytest.mark.parametrize("curve", [CHEAP, DEAR], ids=["cheap", "dear"])
-def test_why_a_width_was_chosen_by_a_policy(target, oracle, monkeypatch, curve):
+def test_why_a_width_was_chosen_by_a_policy(target, plain, oracle, monkeypatch, curve):
     monkeypatch.setattr(build, "cost_curve", lambda *_, **__: curve)
     monkeypatch.setattr(CostCurve, "corrected", lambda self, *_: self)
     params = replace(GREEDY, max_tokens=120)
@@ -273,10 +273,10 @@ def test_why_a_width_was_chosen_by_a_policy(target, oracle, monkeypatch, curve):
     async def main():
         engine, _ = engine_on(target, drafter, 5, config={"policy": "adaptive"})
         async with engine:
-            await engine.generate(PROMPTS[0], params)
-        return engine
+            return engine, await engine.generate(PROMPTS[0], params)
 
-    engine = run(main)
+    engine, output = run(main)
+    assert list(output.token_ids) == plain(params, PROMPTS[:1])[0]
     found = reasons(engine)
     assert sum(found.values()) == total(engine, "request_steps_total")
     if curve is CHEAP:

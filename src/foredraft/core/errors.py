@@ -32,6 +32,10 @@ class QueueFull(UserError):  # noqa: N818 - likewise
     """More requests than may wait: come again later."""
 
 
+class EngineClosed(RuntimeError):  # noqa: N818 - likewise
+    """The engine takes no requests any more: it was closed, or its thread has died."""
+
+
 class IntegrityError(RuntimeError):
     """State that contradicts itself: a fault of ours, found by a `check_integrity`."""
 

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 
-from foredraft.core.errors import InvalidRequest, QueueFull
+from foredraft.core.errors import EngineClosed, InvalidRequest, QueueFull
 from foredraft.engine.drafting import DrafterError
 from foredraft.engine.engine import Engine
 from foredraft.engine.feed import Feed
@@ -24,10 +24,6 @@ from foredraft.engine.request import Request
 EXIT_SECONDS = 10.0  # that the interpreter's end waits for a step to finish
 
 _logger = logging.getLogger("foredraft")
-
-
-class EngineClosed(RuntimeError):  # noqa: N818 - reads as what it is
-    """The engine takes no requests any more: it was closed, or its thread has died."""
 
 
 class Worker:
