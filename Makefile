@@ -93,11 +93,11 @@ bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet mach
 	$(MAKE) report
 
 SERVE := $(FOREDRAFT) bench serve $(MODEL) --workload $(PROMPTS) --dtype bfloat16
-bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 30 minutes, on a quiet machine), and the simulator
+bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 40 minutes, on a quiet machine), and the simulator
 	$(SERVE) --output $(RESULTS)/serve.json --plot docs/planning/serve.svg
 	$(FOREDRAFT) bench simulate $(RESULTS)/serve.json --output $(RESULTS)/simulated.json
 	$(SERVE) --temperature 1.2 --hopeless --widths 2 --concurrency 1,8,32 --output $(RESULTS)/serve-hot.json
-	$(SERVE) --prompt-tokens 2000 --max-tokens 8 --hopeless --widths 2 --concurrency 1,8,16 --requests 16 --seconds 30 \
+	$(SERVE) --prompt-tokens 2000 --max-tokens 8 --hopeless --widths 2 --concurrency 1,8,16 --requests 16 --seconds 20 \
 	  --rounds 2 --output $(RESULTS)/serve-long-prompts.json
 	$(MAKE) report
 

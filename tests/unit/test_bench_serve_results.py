@@ -131,7 +131,8 @@ def test_where_drafts_cannot_pay_the_policy_must_see_it() -> None:
     found = judge({1: 99.0, 8: 97.0}, hopeless=True)
     assert found[("of plain", 1)] is True
     assert found[("of plain", 8)] is False
-    assert found[("steps of width 0", 1)] is False
+    assert found[("steps of width 0", 8)] is False
+    assert found[("steps of width 0", 1)] is None  # a fixed width pays there
     assert not any(what == "step overhead" for what, _ in found)
 
 

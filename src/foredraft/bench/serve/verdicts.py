@@ -28,7 +28,8 @@ def verdicts(
     """A line for each promise: what, where, value, bound, and whether it holds.
 
     `objectives` maps the labels of policies to the measure that each is to be best at; `hopeless`
-    asks instead that they hardly draft and lose nothing to plain decoding.
+    asks instead that they lose nothing to plain decoding, and hardly draft where no fixed width is
+    faster than that (where one is, the promise is not judged).
     """
     found: list[dict[str, Any]] = []
     for each in comparisons:
@@ -36,9 +37,12 @@ def verdicts(
         if measure is not None and each.get("concurrency"):
             found += _of_policy(each, each[measure], hopeless)
     for point in points:
-        if hopeless and point["label"] in objectives:
-            share = point["width_0_share"]
-            found.append(_line("steps of width 0", point, share, LEAST_WIDTH_0_SHARE))
+        measure = objectives.get(point["label"])
+        if hopeless and measure is not None:
+            line = _line("steps of width 0", point, point["width_0_share"], LEAST_WIDTH_0_SHARE)
+            if _a_width_pays(comparisons, point, measure):
+                line["holds"] = None
+            found.append(line)
         if not hopeless and point["label"] == "plain":
             found += _of_plain(point)
     return found
@@ -60,6 +64,20 @@ def _of_policy(
     value = _median(ratios["over_better"])
     found.append(_line("of the better of plain and fixed", place, value, LEAST_OF_THE_BETTER))
     return found
+
+
+def _a_width_pays(
+    comparisons: Sequence[Mapping[str, Any]], point: Mapping[str, Any], measure: str
+) -> bool:
+    """Whether a fixed width is faster than plain decoding at this level."""
+    here = {
+        each["label"]: each[measure]
+        for each in comparisons
+        if all(each.get(key) == point.get(key) for key in ("concurrency", "rate"))
+    }
+    best = here.get(here[point["label"]]["best_fixed"])
+    ratio = None if best is None else _median(best["over_plain"])
+    return ratio is not None and ratio > 1.0
 
 
 def _of_plain(point: Mapping[str, Any]) -> list[dict[str, Any]]:
