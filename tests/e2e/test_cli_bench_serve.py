@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from foredraft.cli.main import main
+from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine import calibration
 
 SMALL = (
@@ -174,3 +175,17 @@ def test_help_cuts_no_option_at_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["bench", "serve", "--help"]) == 0
     assert "…" not in capsys.readouterr().out
+
+
+def test_a_drafter_that_fails_is_no_result(
+    tiny: Path, workload: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serving goes on without it, and would be measured as if it drafted."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("out of order")
+
+    monkeypatch.setattr(NgramDrafter, "propose", fail)
+    command = ["bench", "serve", str(tiny), "--workload", str(workload), *SMALL]
+    with pytest.raises(RuntimeError, match="K=2: the drafter failed"):
+        main([*command, "--concurrency", "1", "--rounds", "1", "--objective", "none"])

@@ -76,6 +76,7 @@ async def bench_engines(
                 costs.setdefault("calibrated", server.policy.costs.curve.as_json())
         measured = await Sweep(servers, prompts, settings).run(progress)
         for server in servers:
+            server.check_drafter()
             if server.policy is not None:
                 learnt = server.policy.costs
                 costs.setdefault("learnt", {})[server.label] = learnt.curve.as_json()

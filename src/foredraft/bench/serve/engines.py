@@ -110,5 +110,10 @@ class EngineServer:
         policy = self.engine.engine.scheduler.policy
         return policy if isinstance(policy, AdaptivePolicy) else None
 
+    def check_drafter(self) -> None:
+        """Raise RuntimeError if the drafter was given up: what was measured since is plain."""
+        if self.variant.config is not None and self.engine.engine.drafter is None:
+            raise RuntimeError(f"{self.label}: the drafter failed while it served (see the log)")
+
     async def close(self) -> None:
         await self.engine.close()

@@ -144,8 +144,9 @@ class Sweep:
 
     async def run(self, progress: Progress) -> Measured:
         """Warm up, then all rounds."""
-        for server in self._servers:
+        for done, server in enumerate(self._servers, start=1):
             await self._warm_up(server)
+            progress("warm-up", done, len(self._servers))
         settings, number = self._settings, 0
         total = settings.rounds * len(self._servers)
         for round_number in range(settings.rounds):
