@@ -29,9 +29,17 @@ def pair():
     return tiny_noisy_pair(1, noise=0.1, vocab_size=32)
 
 
+def poison(cache, pages) -> None:
+    """Numbers that no computation gives, so that reading them shows."""
+    for tensor in (cache.keys, cache.values):
+        tensor[:, list(pages)] = 1e4 * torch.rand_like(tensor[:, list(pages)])
+
+
 @pytest.fixture
 def make(pair):
-    """An LLM that drafts by n-grams, by a draft model, or not at all."""
+    """An LLM that drafts by n-grams, by a draft model, or not at all. Whatever of its caches is read
+    without being written shows.
+    """
 
     def make(method: str | None = None, width: int = 4, pages: int | None = None, **options) -> LLM:
         configs: dict[str | None, Any] = {
@@ -44,9 +52,12 @@ def make(pair):
             shapes = [cache_shape(m.config, m.cache_dtype) for m in models]
             a_slot = sum(shape.bytes_per_position for shape in shapes)
             options["kv_cache_gib"] = pages * options.get("page_size", 4) * a_slot / 2**30
-        options = {"seed": 5, "page_size": 4} | options
+        options = {"seed": 5, "page_size": 4, "kv_cache_gib": 0.001} | options
         llm = LLM(pair[0], speculative_config=configs[method], **options)
         assert pages is None or llm.config.num_pages == pages
+        for cache in (llm.engine.cache, llm.engine.draft_cache):
+            if cache is not None:
+                poison(cache, range(cache.num_pages))
         return llm
 
     return make
@@ -80,8 +91,8 @@ def assert_empty(llm: LLM) -> None:
 
 @BOTH
 @pytest.mark.parametrize("method", [None, "ngram", "draft_model"])
-@pytest.mark.parametrize("page_size", [1, 3, 4, 16])
-@pytest.mark.parametrize("chunk", [None, 1, 5])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("chunk", [None, 4])
 def test_a_second_turn_says_what_it_says_without_the_cache(make, params, method, page_size, chunk):
     sizes = {"page_size": page_size, "prefill_chunk_size": chunk}
     llm = make(method, **sizes)
@@ -108,15 +119,57 @@ def test_all_full_pages_are_found_and_a_token_is_left_to_compute(make, method, l
     assert llm.engine.scheduler.prefix_query_tokens == 2 * length
 
 
-@pytest.mark.parametrize("method", [None, "ngram", "draft_model"])
+@pytest.mark.parametrize("method", [None, "ngram", "draft_model", "repeat"])
+@pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("max_tokens", range(1, 10))
-def test_an_answer_is_known_but_for_its_last_token(make, method, max_tokens):
+def test_an_answer_is_known_but_for_its_last_token(make, method, page_size, max_tokens):
     """The last token of an answer is committed and never computed."""
-    llm = make(method)
+    if method == "repeat":
+        llm = make(None, page_size=page_size, drafter=RepeatDrafter(3))
+    else:
+        llm = make(method, page_size=page_size)
+    off = make(enable_prefix_caching=False)
     params = replace(GREEDY, max_tokens=max_tokens)
     (answer,) = ids(llm.generate([LONG[:10]], params))
-    llm.generate([[*LONG[:10], *answer, *MESSAGE]], params)
-    assert hits(llm) >= (10 + max_tokens - 1) // 4 * 4
+    second = [*LONG[:10], *answer, *MESSAGE]
+    assert ids(llm.generate([second], GREEDY)) == ids(off.generate([second], GREEDY))
+    assert hits(llm) == (10 + max_tokens - 1) // page_size * page_size
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_an_answer_cut_inside_accepted_drafts_is_known_as_far_as_it_goes(make, stop, page_size):
+    off = make(enable_prefix_caching=False)
+    (whole,) = ids(off.generate([LONG[:10]], GREEDY))
+    params = replace(GREEDY, stop_token_ids=[whole[stop]])
+    (want,) = ids(off.generate([LONG[:10]], params))
+    llm = make(None, drafter=OracleDrafter({tuple(LONG[:10]): whole}), page_size=page_size)
+    (answer,) = ids(llm.generate([LONG[:10]], params))
+    assert answer == want
+    second = [*LONG[:10], *answer, *MESSAGE]
+    assert ids(llm.generate([second], GREEDY)) == ids(off.generate([second], GREEDY))
+    known = 10 + len(answer)
+    assert (known - 1) // page_size <= hits(llm) // page_size <= known // page_size
+
+
+@pytest.mark.parametrize("method", [None, "draft_model"])
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("steps", range(1, 8))
+def test_a_prompt_that_is_being_read_is_known_as_far_as_it_is_read(make, method, page_size, steps):
+    llm = make(method, prefill_chunk_size=5, page_size=page_size)
+    group = llm._make(LONG, GREEDY)
+    llm._add(group)
+    for _ in range(steps):
+        llm.engine.step()
+    other = llm._make([*LONG, 7], GREEDY)
+    llm._add(other)
+    llm.engine.step()
+    assert hits(llm) == min(5 * steps, len(LONG)) // page_size * page_size
+    while llm.engine.has_work:
+        llm.engine.step()
+    want = ids(make(enable_prefix_caching=False).generate([LONG, [*LONG, 7]], GREEDY))
+    assert [list(g.requests[0].tokens[g.requests[0].num_prompt :]) for g in (group, other)] == want
+    assert_empty(llm)
 
 
 def test_requests_know_what_those_that_still_run_have_computed(make):
@@ -148,12 +201,12 @@ def test_leaving_early_keeps_what_was_computed(make):
 @BOTH
 def test_salts_share_nothing(make, params):
     llm = make()
-    salted = RequestOptions(cache_salt="a"), RequestOptions(cache_salt="b")
-    want = ids(llm.generate([LONG], params, salted[0]))
-    assert ids(llm.generate([LONG], params, salted[1])) == want
-    assert ids(llm.generate([LONG], params)) == want
-    assert hits(llm) == 0
-    for options in (*salted, RequestOptions()):
+    tenants = [RequestOptions(cache_salt=salt) for salt in ("", "a", "b")]
+    want = ids(make(enable_prefix_caching=False).generate([LONG], params))
+    for options in tenants:
+        assert ids(llm.generate([LONG], params, options)) == want
+        assert hits(llm) == 0
+    for options in reversed(tenants):
         assert ids(llm.generate([LONG], params, options)) == want
     assert hits(llm) == 3 * 32
     assert_empty(llm)
@@ -308,16 +361,9 @@ def test_a_preempted_request_finds_its_own_pages(make, params, method):
     assert_empty(llm)
 
 
-def poison(cache, pages) -> None:
-    """Numbers that no computation gives, so that reading them shows."""
-    for tensor in (cache.keys, cache.values):
-        tensor[:, list(pages)] = 1e4 * torch.rand_like(tensor[:, list(pages)])
-
-
 @BOTH
-@pytest.mark.parametrize("script", [(4,), (0, 0, 0, 3), (3, 0), (0, 5, 0, 0, 2)])
-@pytest.mark.parametrize("chunk", [None, 3])
-@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("script", [(4,), (0, 0, 0, 3), (0, 5, 0, 0, 2)])
+@pytest.mark.parametrize(("chunk", "page_size"), [(None, 4), (3, 4), (None, 1)])
 def test_a_drafter_reads_nothing_that_was_not_written(pair, params, script, chunk, page_size):
     """What a drafter says after a hit is what it says without: with all that was never written for
     it, and all that is free, full of numbers that would change it.
