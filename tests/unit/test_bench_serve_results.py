@@ -229,6 +229,11 @@ def test_a_result_without_what_is_needed_is_refused(key: str) -> None:
         check_simulator(result)
 
 
+def test_a_measurement_that_was_too_short_is_told_so() -> None:
+    with pytest.raises(UserError, match="give more --seconds"):
+        check_simulator({**result_of({(1, 0): 1.0}), "lengths": []})
+
+
 @pytest.mark.parametrize(("form", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_the_crossover_is_drawn(form: str, magic: bytes) -> None:
     crowd = {1: [100.0, 90.0], 8: [300.0, 310.0]}

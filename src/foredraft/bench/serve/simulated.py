@@ -32,8 +32,10 @@ def check_simulator(result: Mapping[str, Any]) -> dict[str, Any]:
     Raises UserError for a result that lacks what the simulator needs.
     """
     for key in NEEDED:
-        if not result.get(key):
+        if key not in result:
             raise UserError(f"the result lacks {key!r}: it must be one of `bench serve MODEL`")
+    if not result["lengths"] or not result["step_costs"]["decoding"]:
+        raise UserError("no answer was measured from its start to its end: give more --seconds")
     if "calibrated" not in result["costs"]:
         raise UserError("the result lacks measured costs: --objective must not have been none")
     points = {
