@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from foredraft import LLM, RequestOptions, SamplingParams
+from foredraft.cache.tensors import KVCache
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.models.decoder import cache_shape
 from foredraft.planning.policy import StaticPolicy
@@ -37,8 +38,8 @@ def poison(cache, pages) -> None:
 
 @pytest.fixture
 def make(pair):
-    """An LLM that drafts by n-grams, by a draft model, or not at all. Whatever of its caches is read
-    without being written shows.
+    """An LLM that drafts by n-grams, by a draft model, or not at all. What of its caches is read
+    before it is written shows.
     """
 
     def make(method: str | None = None, width: int = 4, pages: int | None = None, **options) -> LLM:
@@ -53,7 +54,8 @@ def make(pair):
             a_slot = sum(shape.bytes_per_position for shape in shapes)
             options["kv_cache_gib"] = pages * options.get("page_size", 4) * a_slot / 2**30
         options = {"seed": 5, "page_size": 4, "kv_cache_gib": 0.001} | options
-        llm = LLM(pair[0], speculative_config=configs[method], **options)
+        model = options.pop("model", pair[0])
+        llm = LLM(model, speculative_config=configs[method], **options)
         assert pages is None or llm.config.num_pages == pages
         for cache in (llm.engine.cache, llm.engine.draft_cache):
             if cache is not None:
@@ -411,3 +413,64 @@ def drafts_by_place(drafter: RecordingDrafter) -> dict[Any, Any]:
             key = tuple(request.tokens), request.num_prompt_tokens, request.max_nodes
             assert found.setdefault(key, tuple(draft.tokens)) == tuple(draft.tokens)
     return found
+
+
+def recorded(make, draft, target, script=(3,), **options):
+    """An LLM whose drafter's questions and answers are kept."""
+    drafter = RecordingDrafter(DraftModelDrafter(draft, target))
+    llm = make(drafter=drafter, **options)
+    llm.engine.scheduler.policy = OwnScript(script)
+    return llm, drafter
+
+
+def check_drafts(drafter: RecordingDrafter, draft, target) -> None:
+    """Each draft is that of a fresh drafter."""
+    for request, given in zip(drafter.requests, drafter.drafts, strict=True):
+        cache = KVCache(draft_shape(draft), 100, request.cache.page_size, "cpu")
+        asked = replace(request, cache=cache, pages=range(100), num_cached=0)
+        (want,) = DraftModelDrafter(draft, target).propose([asked])
+        assert tuple(given.tokens) == tuple(want.tokens)
+
+
+def draft_shape(draft):
+    return cache_shape(draft.config, draft.cache_dtype)
+
+
+class NotTheFirst(StaticPolicy):
+    """Drafts for all completions of a prompt but the first."""
+
+    def widths(self, load, requests) -> list[int]:
+        return [0 if each.id.endswith("-0") else 3 for each in requests]
+
+
+@pytest.mark.parametrize("policy", [OwnScript((3,)), OwnScript((0, 3)), NotTheFirst()])
+@pytest.mark.parametrize("length", [9, 12, 13])
+def test_siblings_are_drafted_for_as_alone(make, pair, policy, length):
+    target, draft = pair
+    llm, drafter = recorded(make, draft, target, prefill_chunk_size=4)
+    llm.engine.scheduler.policy = policy
+    params = replace(GREEDY, n=3, max_tokens=12)
+    for _ in range(2):
+        llm.generate([LONG[:length]], params)
+    assert sum(len(given.tokens) for given in drafter.drafts) > 0
+    check_drafts(drafter, draft, target)
+    assert_empty(llm)
+
+
+def test_a_context_too_long_for_the_drafter_fills_none_of_its_cache(make):
+    target, draft = tiny_noisy_pair(1, noise=0.1, vocab_size=32, draft_max_positions=12)
+    llm, drafter = recorded(make, draft, target, model=target)
+    short = replace(GREEDY, max_tokens=4)
+    llm.generate([LONG[:20]], short)
+    llm.generate([[*LONG[:8], 3]], short)
+    assert hits(llm) == 8
+    assert sum(len(given.tokens) for given in drafter.drafts) > 0
+    check_drafts(drafter, draft, target)
+
+
+def test_a_request_that_failed_makes_nothing_known_of_its_last_step(make):
+    impossible = replace(GREEDY, allowed_token_ids=[7], stop_token_ids=[7], min_tokens=3)
+    llm = make()
+    assert llm.generate([LONG], impossible)[0].finish_reason == "error"
+    assert llm.engine.scheduler.num_cached_pages == 0
+    assert_empty(llm)

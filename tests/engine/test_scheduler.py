@@ -46,6 +46,18 @@ def test_no_pass_has_more_rows_than_the_budget(make_llm, plain, watch, budget):
     assert [list(output.token_ids) for output in outputs] == plain(GREEDY, LONG)
 
 
+def test_nor_when_a_newcomer_finds_all_but_a_token_computed(make_llm, plain, watch):
+    """A row is a row: while others' prompts take the whole budget, it waits for the next pass."""
+    llm = make_llm(max_num_seqs=4, max_num_batched_tokens=5)
+    known = LONG[0][:9]
+    llm.generate([known], replace(GREEDY, max_tokens=1))
+    passes = watch(llm)
+    outputs = llm.generate([LONG[1], known, known, LONG[2]], GREEDY)
+    assert max(sum(segment.rows for segment in segments) for segments in passes) == 5
+    expected = plain(GREEDY, [LONG[1], known, known, LONG[2]])
+    assert [list(output.token_ids) for output in outputs] == expected
+
+
 def test_decoding_requests_keep_their_row_while_prompts_are_read(make_llm, watch):
     llm = make_llm(max_num_seqs=4, max_num_batched_tokens=6)
     passes = watch(llm)
