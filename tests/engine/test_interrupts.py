@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from foredraft import LLM
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.stops import Stop
+from foredraft.models.decoder import cache_shape
 from foredraft.testing.drafters import EmptyDrafter
 
 from .conftest import GREEDY, PROMPTS, SEEDED
@@ -69,35 +71,53 @@ def assert_nothing_left(llm: LLM) -> None:
     assert not llm.drafter._indexes
 
 
-@pytest.mark.parametrize(
-    ("params", "again"),
-    [(SHORT, False), (SHORT, True), (MANY, False)],
-    ids=["two prompts", "found prefixes", "shared pages"],
-)
-def test_an_interrupt_at_any_line_loses_no_page(make_llm, params, again):
+@pytest.mark.parametrize("params", [SHORT, MANY], ids=["two prompts", "shared pages"])
+def test_an_interrupt_at_any_line_loses_no_page(make_llm, params):
     llm = make_llm(NgramDrafter(), 3, page_size=4, max_num_batched_tokens=16)
 
     def generate():
+        llm.engine.reset_prefix_cache()
         return llm.generate([PROMPTS[1], PROMPTS[3][:7]], params)
 
-    def prepare():
-        """What is known of earlier requests decides which lines are run."""
-        llm.engine.reset_prefix_cache()
-        if again:
-            generate()
-
-    prepare()
     tracer = Tracer()
     want = [list(output.token_ids) for output in tracer.run(generate)]
     places = first_and_last_times(tracer.lines)
     assert len(places) > 300
     for place in places:
-        prepare()
         with pytest.raises(KeyboardInterrupt):
             Tracer(place).run(generate)
         assert_nothing_left(llm)
     if params is SHORT:
         assert [list(output.token_ids) for output in generate()] == want
+
+
+def test_an_interrupt_loses_no_page_where_prefixes_are_found_and_evicted(make_llm, plain, target):
+    """The lines that are run for these alone, in a cache of eight pages."""
+    a_page = 4 * cache_shape(target.config, target.cache_dtype).bytes_per_position
+    llm = make_llm(NgramDrafter(), 3, kv_cache_gib=8 * a_page / 2**30)
+    cold = Tracer()
+    cold.run(lambda: llm.generate([PROMPTS[1]], SHORT))
+
+    def generate():
+        return llm.generate([PROMPTS[1], PROMPTS[4]], SHORT)
+
+    def prepare():
+        llm.engine.reset_prefix_cache()
+        llm.generate([PROMPTS[1], PROMPTS[3]], SHORT)
+
+    prepare()
+    warm = Tracer()
+    want = [list(output.token_ids) for output in warm.run(generate)]
+    assert want == plain(SHORT, [PROMPTS[1], PROMPTS[4]])
+    new = set(warm.lines) - set(cold.lines)
+    assert {Path(name).name for name, _ in new} >= {"pool.py", "prefix.py", "pages.py"}
+    for place in first_and_last_times(warm.lines):
+        if warm.lines[place] in new:
+            prepare()
+            with pytest.raises(KeyboardInterrupt):
+                Tracer(place).run(generate)
+            assert_nothing_left(llm)
+    assert [list(output.token_ids) for output in generate()] == want
 
 
 def test_an_interrupt_in_a_step_ends_streams_that_share_it(make_llm):

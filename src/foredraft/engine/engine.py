@@ -146,9 +146,10 @@ class Engine:
         """
         self._enter()
         try:
-            self._torn = True
             self.scheduler.pages.clear()
-            self._torn = False
+        except BaseException:
+            self.scheduler.reclaim()
+            raise
         finally:
             self._in_use.release()
 
