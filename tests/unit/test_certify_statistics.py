@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from foredraft.bench.certificate import chi_square
-from foredraft.bench.certificate.cells import LEAST_REST, SMALLEST_CELL, pool, rank_interval
+from foredraft.bench.certificate.cells import LEAST_REST, SMALLEST_CELL, Ranks, pool
 from foredraft.bench.certificate.check import LawTest, judge
 from foredraft.bench.certificate.mutant_laws import emitted, mutant_laws
 
@@ -140,17 +140,18 @@ def test_pooling_loses_little_of_what_mutants_do():
     assert float((cells.law(law) - cells.probs).abs().sum()) > 0.95 * whole
 
 
-def test_ranks_are_uniform_with_ties_and_a_token_beyond_the_law_is_last():
+def test_ranks_are_uniform_with_ties_and_a_token_beyond_the_law_has_none():
     law = torch.tensor([0.1, 0.4, 0.1, 0.0, 0.4], dtype=torch.float64)
-    assert rank_interval(law, 1, None) == rank_interval(law, 4, None) == pytest.approx((0.0, 0.8))
-    assert rank_interval(law, 0, None) == rank_interval(law, 2, None) == pytest.approx((0.8, 0.2))
-    assert rank_interval(law, 3, None) == pytest.approx((1.0, 0.0))
+    ranks = Ranks(law)
+    assert ranks.interval(1) == ranks.interval(4) == pytest.approx((0.0, 0.8))
+    assert ranks.interval(0) == ranks.interval(2) == pytest.approx((0.8, 0.2))
+    assert ranks.interval(3) is None
 
 
 def test_ranks_follow_the_drafts_law_where_it_is_known():
     law = torch.tensor([0.1, 0.4, 0.1, 0.0, 0.4], dtype=torch.float64)
     draft = torch.tensor([0.0, 0.0, 0.8, 0.0, 0.2])
-    found = [rank_interval(law, token, draft) for token in (2, 4, 1, 0)]
+    found = [Ranks(law, draft).interval(token) for token in (2, 4, 1, 0)]
     assert found == [pytest.approx(x) for x in ((0.0, 0.1), (0.1, 0.4), (0.5, 0.4), (0.9, 0.1))]
 
 

@@ -79,19 +79,34 @@ def pool(target_probs: Tensor, draft_probs: Tensor) -> Cells:
     return Cells(of_token, probs, tokens)
 
 
-def rank_interval(probs: Tensor, token: int, draft_probs: Tensor | None) -> tuple[float, float]:
-    """`(above, mass)`: the mass of what ranks before `token`, and of what ranks with it.
+class Ranks:
+    """Where the tokens of a law rank in it.
 
-    If `token` is drawn from p = `probs` `[V]`, then `above + v mass` is uniform on (0, 1) for a v
-    that is: the probability integral transform, with ties shared out. The order is that of `pool`:
-    by q / p where the draft's law q = `draft_probs` is known, then by p. A token that cannot be
-    drawn has no mass.
+    If a token is drawn from p = `probs` `[V]`, and (above, mass) is its interval, then
+    `above + v mass` is uniform on (0, 1) for a v that is: the probability integral transform, with
+    ties shared out. The order is that of `pool`: by q / p where the draft's law q = `draft_probs`
+    is known, then by p.
     """
-    likely = probs[token]
-    first, same = probs > likely, probs == likely
-    if draft_probs is not None:
-        ratios = draft_probs.to(probs.dtype) / probs.clamp(min=1e-300)
-        ratio = ratios[token]
-        equal = ratios == ratio
-        first, same = (ratios > ratio) | (equal & first), equal & same
-    return float(probs[first].sum()), float(likely) * int(same.sum())
+
+    def __init__(self, probs: Tensor, draft_probs: Tensor | None = None) -> None:
+        ids = (probs > 0).nonzero().squeeze(1)
+        p = probs[ids].double()
+        order = torch.argsort(p, descending=True, stable=True)
+        changes = p[order].diff() != 0
+        if draft_probs is not None:
+            ratio = draft_probs[ids].double() / p
+            order = order[torch.argsort(ratio[order], descending=True, stable=True)]
+            changes = (p[order].diff() != 0) | (ratio[order].diff() != 0)
+        tie = torch.cat([torch.zeros(1, dtype=torch.int64), changes.long().cumsum(0)])
+        mass = torch.zeros(len(ids), dtype=torch.float64).index_add_(0, tie, p[order])
+        self._above = mass.cumsum(0) - mass
+        self._mass = mass
+        self._tie_of = torch.full(probs.shape, -1, dtype=torch.int64)
+        self._tie_of[ids[order]] = tie
+
+    def interval(self, token: int) -> tuple[float, float] | None:
+        """`(above, mass)`: the mass of what ranks before `token`, and of what ranks with it; None:
+        the law never draws it.
+        """
+        tie = int(self._tie_of[token])
+        return None if tie < 0 else (float(self._above[tie]), float(self._mass[tie]))

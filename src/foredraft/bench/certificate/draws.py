@@ -7,7 +7,7 @@ expected law and no test.
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foredraft.bench.certificate.cells import RANK_CELLS, rank_interval
+from foredraft.bench.certificate.cells import RANK_CELLS, Ranks
 from foredraft.bench.certificate.remember import RememberedModel
 from foredraft.core.coins import mix
 from foredraft.core.errors import ModelError
@@ -31,6 +31,7 @@ from foredraft.testing.wrapping_drafters import WrappingDrafter
 
 GROUP = 512  # draws that are one request's completions; all of those made with every pass computed
 MOST_CLAIMS = 256  # laws of drafts that are kept, 50 MB for a vocabulary of 49,152
+MOST_LAWS = 64  # of which the ranks are kept
 AT_ONCE = 16  # requests in the engine together: more rows than fit a CPU cache cost more
 
 Sequences = list[tuple[int, ...]]
@@ -138,6 +139,7 @@ class DraftWatcher(WrappingDrafter):
         self._generator = torch.Generator().manual_seed(seed)
         self.ranks: list[list[int]] = []
         self.claims: dict[tuple[int, ...], Tensor | int] = {}
+        self._laws: OrderedDict[tuple[int, ...], tuple[Tensor, Ranks]] = OrderedDict()
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         drafts = super().propose(requests)
@@ -161,8 +163,19 @@ class DraftWatcher(WrappingDrafter):
         for i, (token, law, share) in enumerate(zip(tokens, laws, shares, strict=True)):
             if i == len(self.ranks):
                 self.ranks.append([0] * RANK_CELLS)
-            above, mass = rank_interval(law, token, None)
+            # A token that its own law never draws counts as the last of all.
+            above, mass = self._ranked(tuple(tokens[:i]), law).interval(token) or (1.0, 0.0)
             self.ranks[i][rank_cell(above + share * mass)] += 1
+
+    def _ranked(self, drafted: tuple[int, ...], law: Tensor) -> Ranks:
+        """The ranks of a law, which is nearly always that of the last draft that began alike."""
+        known = self._laws.get(drafted)
+        if known is None or not torch.equal(known[0], law):
+            known = self._laws[drafted] = (law.clone(), Ranks(law))
+        self._laws.move_to_end(drafted)
+        if len(self._laws) > MOST_LAWS:
+            self._laws.popitem(last=False)
+        return known[1]
 
 
 def rank_cell(rank: float, cells: int = RANK_CELLS) -> int:

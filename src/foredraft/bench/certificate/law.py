@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from foredraft.bench.certificate.cells import RANK_CELLS, rank_interval
+from foredraft.bench.certificate.cells import RANK_CELLS, Ranks
 from foredraft.bench.certificate.check import Check, LawTest
 from foredraft.bench.certificate.chi_square import (
     draws_for,
@@ -234,10 +234,9 @@ def _ranks(result: SiteResult, rows: RememberedModel) -> list[list[float]]:
     for prefix in sorted(following):
         law = target_law(rows.logits(prefix).cpu(), place.setting)
         draft_law = _claimed(draws, prefix, law)
+        ranked = Ranks(law, draft_law)
         for token in following[prefix]:
-            possible = bool(law[token] > 0)
-            where = rank_interval(law, token, draft_law) if possible else (IMPOSSIBLE, 0.0)
-            intervals[(*prefix, token)] = where
+            intervals[(*prefix, token)] = ranked.interval(token) or (IMPOSSIBLE, 0.0)
     generator = torch.Generator().manual_seed(place.seed >> 1)
     shares = torch.rand(len(sequences), place.setting.length, generator=generator).tolist()
     return [
