@@ -5,6 +5,7 @@ Knows which checks there are and in which order; each lives in its own module.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -95,6 +96,7 @@ def certify_pair(
     progress: Progress,
 ) -> Certificate:
     """The certificate of a pair whose drafter is at hand; see `certify`."""
+    begin = time.perf_counter()
     seed = settings.law.seed
     identity = check_identity(pair, prompts, settings.max_tokens, seed, progress)
     counts = check_counts(pair, identity.outputs, identity.greedy, seed, progress)
@@ -110,7 +112,8 @@ def certify_pair(
             [output.metrics.speculative_decoding.acceptance_histogram for output in identity.widest]
         )
     }
-    return Certificate(checks, facts, laws.sites, acceptance)
+    seconds = round(time.perf_counter() - begin, 1)
+    return Certificate(checks, {**facts, "seconds": seconds}, laws.sites, acceptance)
 
 
 def by_position(histograms: Sequence[Sequence[int]]) -> list[float]:
