@@ -37,7 +37,7 @@ def main() -> None:
     seconds: dict[bool, list[float]] = {False: [], True: []}
     runs = []
     for run in range(arguments.runs + 1):  # the first warms up
-        first = [{"role": "user", "content": _long_message(loaded, arguments.tokens - 100, run)}]
+        first = [{"role": "user", "content": _long_message(loaded, arguments.tokens - 64, run)}]
         for caching in (False, True) if run % 2 else (True, False):
             found = _second_turn(engines[caching], first)
             if run:
