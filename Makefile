@@ -84,6 +84,9 @@ bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet mach
 	$(DECODE) --limit-per-task 6 --peer transformers --output $(RESULTS)/decode-peers.json
 	$(DECODE) --speculative-config '{"method":"ngram","num_speculative_tokens":5}' \
 	  --speculative-config '{"method":"ngram","num_speculative_tokens":8}' --output $(RESULTS)/decode.json
+	for length in 512 2000 4000; do $(DECODE) --limit-per-task 1 --max-tokens 64 --ignore-eos --prompt-tokens $$length \
+	  --speculative-config '{"method":"ngram","num_speculative_tokens":4}' \
+	  --output $(RESULTS)/decode-context-$$length.json || exit 1; done
 	$(FOREDRAFT) export $(MODEL) $(PAIRS)/8 --layers 8 --force
 	$(FOREDRAFT) export $(MODEL) $(PAIRS)/29 --layers 29 --force
 	$(DECODE) --limit-per-task 2 --max-tokens 512 --ignore-eos \

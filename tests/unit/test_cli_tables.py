@@ -24,10 +24,17 @@ def test_kernels() -> None:
              "gflop_s": 61.0, "torch_us": 670.0}
         ],
         "forward": [{"dtype": "bfloat16", "rows": 4, "context": 256, "ms": 14.25}],
-        "verify": [{"rule": "greedy", "rows": 4, "vocab": 49152, "ms": 0.125}],
+        "verify": [
+            {"rule": "greedy", "requests": 8, "rows": 4, "ms": 0.125, "share_of_pass": 0.017}
+        ],
+        "attention": [
+            {"context": 4000, "rows": 5, "us": 291.5, "bytes_limit_us": 115.0,
+             "flops_limit_us": 110.0, "over_limit": 2.53}
+        ],
     }  # fmt: skip
     text = _shown(kernels_table(result))
-    for words in ("read bandwidth 21.5 GB/s", "576 x 1536", "115.0", "670.0", "14.25", "0.125"):
+    figures = ("576 x 1536", "115.0", "670.0", "14.25", "0.125", "1.7%", "2.53")
+    for words in ("read bandwidth 21.5 GB/s", *figures):
         assert words in text
 
 

@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.peers import Peer
+from foredraft.bench.prompts import first_turn_ids, lengthened
 from foredraft.bench.provenance import provenance, usable_cores
 from foredraft.bench.samples import Run, Sample, summarise
 from foredraft.bench.workload import Item
@@ -22,9 +23,10 @@ from foredraft.core.acceptance import Origin
 from foredraft.core.errors import InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.engine.llm import LLM
+from foredraft.engine.memory import choose_cache_dtype
 from foredraft.engine.outputs import RequestMetrics, RequestOutput
+from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel
-from foredraft.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from foredraft.bench.kernels import Memory
@@ -43,27 +45,29 @@ class DecodeSettings:
     peers: Sequence[str] = ()
     engine: Mapping[str, Any] = field(default_factory=dict)  # further settings of every LLM
     ignore_eos: bool = False
-
-
-def first_turn_ids(tokenizer: Tokenizer, item: Item) -> list[int]:
-    """Token ids of the first user turn, in the chat template if the model has one."""
-    if not tokenizer.has_chat_template:
-        return tokenizer.encode_prompt(item.turns[0])
-    return tokenizer.apply_chat_template([{"role": "user", "content": item.turns[0]}])
+    prompt_tokens: int | None = None  # of every prompt; None: as they are
 
 
 def prompt_ids(
-    loaded: LoadedModel, items: Sequence[Item], max_model_len: int | None
+    loaded: LoadedModel,
+    items: Sequence[Item],
+    max_model_len: int | None,
+    prompt_tokens: int | None = None,
 ) -> dict[str, list[int]]:
-    """Token ids of every item's prompt, by its id.
+    """Token ids of every item's prompt, by its id; with `prompt_tokens`, each is that long: it goes
+    on with the texts of the items after it.
 
     Raises InvalidRequest for one that leaves no room for an answer, naming its line and id: before
     anything is measured.
     """
     limit = max_model_len or loaded.config.max_position_embeddings
     prompts: dict[str, list[int]] = {}
-    for item in items:
-        prompts[item.id] = ids = first_turn_ids(loaded.tokenizer, item)
+    for number, item in enumerate(items):
+        ids = first_turn_ids(loaded.tokenizer, item)
+        if prompt_tokens is not None:
+            following = [*items[number:], *items[:number]]
+            ids = lengthened(loaded.tokenizer, following, prompt_tokens)
+        prompts[item.id] = ids
         if len(ids) >= limit:
             raise InvalidRequest(
                 f"workload line {item.line}, prompt {item.id!r}: {len(ids)} tokens, the context "
@@ -99,7 +103,8 @@ def sample_of(output: RequestOutput, part_seconds: Mapping[str, float]) -> Sampl
 
 
 class BandwidthLimit:
-    """Tokens per second if a token cost no more than reading its weights once.
+    """Tokens per second if a token cost no more than reading its weights once (and the keys and
+    values of its context).
 
     Read between the prompts, since a shared machine's memory is slower and faster by the minute.
     None without the native kernels, whose threads do the reading.
@@ -123,9 +128,10 @@ class BandwidthLimit:
         if self._memory is not None:
             self._seconds.append(self._memory.seconds_per_byte())
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        return 1 / (median(self._seconds) * self._bytes) if self._seconds else None
+    def tokens_per_second(self, cache_bytes: float = 0.0) -> float | None:
+        """`cache_bytes`: of keys and values that a token reads."""
+        read = self._bytes + cache_bytes
+        return 1 / (median(self._seconds) * read) if self._seconds else None
 
 
 def bench_decode(
@@ -135,12 +141,17 @@ def bench_decode(
 
     Raises InvalidRequest for a prompt that does not fit, naming its line and id.
     """
-    prompts = prompt_ids(loaded, items, settings.engine.get("max_model_len"))
+    prompts = prompt_ids(
+        loaded, items, settings.engine.get("max_model_len"), settings.prompt_tokens
+    )
     tasks = {item.id: item.task for item in items}
     limit = BandwidthLimit(loaded)
     runs = _measure(loaded, prompts, settings, limit, progress)
     plain = runs[0]
     summaries = [summarise(run, plain, tasks) for run in runs]
+    dtype = choose_cache_dtype(settings.engine.get("kv_dtype", "auto"), loaded)
+    positions = _mean_positions(prompts, plain)
+    cache_bytes = positions * cache_shape(loaded.config, dtype).bytes_per_position
     return {
         "kind": "decode",
         **provenance(),
@@ -151,10 +162,23 @@ def bench_decode(
         "ignore_eos": settings.ignore_eos,
         "repeats": settings.repeats,
         "prompts": len(items),
-        "bandwidth_limit_tokens_per_second": limit.tokens_per_second,
+        "bandwidth_limit_tokens_per_second": limit.tokens_per_second(),
+        "mean_positions": round(positions, 1),
+        "bandwidth_limit_with_cache_tokens_per_second": limit.tokens_per_second(cache_bytes),
         "runs": summaries,
         "peers": {name: _best(summaries, name) for name in settings.peers},
     }
+
+
+def _mean_positions(prompts: Mapping[str, Sequence[int]], plain: Run) -> float:
+    """Positions in the cache that a step of plain decoding reads."""
+    lengths = [
+        (sample.tokens, len(prompts[key]) + sample.tokens / 2)
+        for key, samples in plain.samples.items()
+        for sample in samples
+    ]
+    tokens = sum(count for count, _ in lengths)
+    return sum(count * positions for count, positions in lengths) / tokens if tokens else 0.0
 
 
 def _best(summaries: Sequence[Mapping[str, Any]], peer: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foredraft.bench.attention import AttentionBench
+from foredraft.bench.clock import seconds_of
 from foredraft.bench.provenance import provenance
 from foredraft.core.acceptance import decide_all, match
 from foredraft.core.rejection import rejection
@@ -76,6 +78,11 @@ def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any
         forward += bench_forward(loaded, settings.rounds, progress)
         if format_name == "bfloat16":
             verify += bench_verify(loaded, settings.rounds, progress)
+            progress("attention", 0, 1)
+            attention = AttentionBench(kernels, loaded.config).entries(
+                settings.rounds, memory.seconds_per_byte
+            )
+            progress("attention", 1, 1)
     bandwidth = median(entry["read_bandwidth_gb_s"] for entry in linear)
     return {
         **provenance(),
@@ -85,6 +92,7 @@ def bench_kernels(settings: KernelSettings, progress: Progress) -> dict[str, Any
         "linear": linear,
         "forward": forward,
         "verify": verify,
+        "attention": attention,
         "summary": summarise(linear, forward),
     }
 
@@ -103,7 +111,7 @@ class Memory:
 
     def seconds_per_byte(self) -> float:
         """One reading of all of it."""
-        seconds = _seconds(lambda: self._kernels.read_memory(self._packed))
+        seconds = seconds_of(lambda: self._kernels.read_memory(self._packed))
         return seconds / self._packed.num_bytes
 
 
@@ -179,14 +187,14 @@ class _LinearBench:
     def _ours(self, rows: int) -> float:
         x, linear = self._inputs[rows], self._kernels.linear
         packed = self._packed if rows < PREFILL_ROWS else self._packed[:2]
-        return _seconds(lambda: [linear(x, weight) for weight in packed]) / len(packed)
+        return seconds_of(lambda: [linear(x, weight) for weight in packed]) / len(packed)
 
     def _theirs(self, rows: int) -> float:
         x = self._inputs[rows].to(FORMATS[self._format])
         # torch is measured for comparison only: half of the copies still exceeds the cache.
         plain = self._plain[: max(2, len(self._plain) // 2)]
         plain = plain if rows < PREFILL_ROWS else plain[:2]
-        return _seconds(lambda: [F.linear(x, weight) for weight in plain]) / len(plain)
+        return seconds_of(lambda: [F.linear(x, weight) for weight in plain]) / len(plain)
 
     def _entry(self, rows: int, ours: float, theirs: float) -> dict[str, Any]:
         return {
@@ -210,9 +218,9 @@ def bench_forward(loaded: LoadedModel, rounds: int, progress: Progress) -> list[
     for done in range(rounds):
         progress(name, done, rounds)
         for rows, one in passes.items():
-            times[rows].append(_seconds(one.run))
+            times[rows].append(seconds_of(one.run))
         if done % 5 == 0:
-            prompt_times.append(_seconds(prompt.run))
+            prompt_times.append(seconds_of(prompt.run))
     progress(name, rounds, rounds)
     entries = [(rows, CONTEXT, median(seconds)) for rows, seconds in times.items()]
     entries.append((PROMPT_ROWS, 0, median(prompt_times)))
@@ -271,9 +279,9 @@ def bench_verify(loaded: LoadedModel, rounds: int, progress: Progress) -> list[d
         times: dict[str, list[float]] = {rule: [] for rule in rules}
         passes = []
         for _ in range(rounds):
-            passes.append(_seconds(one.run))
+            passes.append(seconds_of(one.run))
             for rule, run in rules.items():
-                times[rule].append(_seconds(run))
+                times[rule].append(seconds_of(run))
         entries += [
             {
                 "rule": rule,
@@ -393,12 +401,6 @@ def _ratios(
 
 def _dtype_name(loaded: LoadedModel) -> str:
     return str(loaded.dtype).removeprefix("torch.")
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 @contextmanager

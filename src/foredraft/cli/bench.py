@@ -106,6 +106,14 @@ def decode(
     ignore_eos: Annotated[
         bool, Option("--ignore-eos", help="Go on to --max-tokens after the end of sequence.")
     ] = False,
+    prompt_tokens: Annotated[
+        int | None,
+        Option(
+            help="Make every prompt so long, of the workload's texts.",
+            metavar="N",
+            min=2,
+        ),
+    ] = None,
     limit_per_task: LimitOption = None,
     repeats: Annotated[int, Option(help="Times each prompt is run.", metavar="N", min=1)] = 1,
     tasks: TasksOption = None,
@@ -141,6 +149,7 @@ def decode(
         peer or (),
         runtime.engine_settings(),
         ignore_eos,
+        prompt_tokens,
     )
     with progress_bars() as progress:
         result = bench_decode(loaded, items, settings, progress)

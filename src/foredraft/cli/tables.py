@@ -86,16 +86,42 @@ def kernels_table(result: Mapping[str, Any]) -> Group:
         (each["dtype"], str(each["context"]), str(each["rows"]), f"{each['ms']:.2f}")
         for each in result["forward"]
     ]
-    rules = [
-        (each["rule"], str(each["rows"]), str(each["vocab"]), f"{each['ms']:.3f}")
-        for each in result["verify"]
-    ]
     headings = ("format", "N x K", "rows", "us", "GB/s", "GFLOP/s", "torch us")
     return Group(
         Figures(title, headings, linear),
         Figures("whole passes of the model", ("dtype", "context", "rows", "ms"), passes),
-        Figures("verification, every draft accepted", ("rule", "rows", "vocabulary", "ms"), rules),
+        _rules(result["verify"]),
+        _attention(result["attention"]),
     )
+
+
+def _rules(entries: Sequence[Mapping[str, Any]]) -> Figures:
+    rows = [
+        (
+            each["rule"],
+            str(each["requests"]),
+            str(each["rows"]),
+            f"{each['ms']:.3f}",
+            f"{each['share_of_pass']:.1%}",
+        )
+        for each in entries
+    ]
+    headings = ("rule", "requests", "rows of each", "ms", "of the pass")
+    return Figures("verification, every draft accepted", headings, rows)
+
+
+def _attention(entries: Sequence[Mapping[str, Any]]) -> Figures:
+    rows = [
+        (
+            str(each["context"]),
+            str(each["rows"]),
+            *(f"{each[key]:.1f}" for key in ("us", "bytes_limit_us", "flops_limit_us")),
+            f"{each['over_limit']:.2f}",
+        )
+        for each in entries
+    ]
+    headings = ("context", "rows", "us", "bytes limit", "flops limit", "over the larger")
+    return Figures("attention of a layer, float32 cache", headings, rows)
 
 
 def decode_table(result: Mapping[str, Any]) -> Group:
@@ -130,6 +156,9 @@ def decode_table(result: Mapping[str, Any]) -> Group:
     limit = result["bandwidth_limit_tokens_per_second"]
     if limit:
         words = f"limit of plain decoding by read bandwidth: {limit:.1f} tokens/s"
+        with_cache = result.get("bandwidth_limit_with_cache_tokens_per_second")
+        if with_cache:
+            words += f", {with_cache:.1f} with the keys and values of the context"
         parts.append(Text(words, style="dim"))
     return Group(*parts)
 

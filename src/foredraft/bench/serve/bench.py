@@ -122,10 +122,11 @@ def _engine_settings(
         crowd = max(crowd, CROWD_OF_ARRIVALS)
     dtype = choose_cache_dtype(comparison.engine.get("kv_dtype", "auto"), loaded)
     position_bytes = CACHES * cache_shape(loaded.config, dtype).bytes_per_position
+    room = max(2.0, crowd * (longest + SPARE) * position_bytes / 2**30)
     return {
         "max_num_seqs": crowd,
         "max_num_batched_tokens": max(MIN_ROWS, ROWS_PER_REQUEST * crowd),
-        "kv_cache_gib": max(2.0, crowd * (longest + SPARE) * position_bytes / 2**30),
+        **({"kv_cache_gib": room} if comparison.engine.get("memory") is None else {}),
         **{key: value for key, value in comparison.engine.items() if value is not None},
     }
 
