@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foredraft.cache.tensors import KVCache
-from foredraft.core import coins
+from foredraft.core import coins, sampling
 from foredraft.core.acceptance import draw_from
 from foredraft.core.errors import ConfigError, UserError
 from foredraft.core.row_math import RowMath
@@ -64,6 +64,13 @@ class _Chain:
     def last_pass(self) -> bool:
         """Whether the next pass computes all that is pending."""
         return len(self.pending) <= MAX_ROWS
+
+    def row(self, logits: Tensor) -> sampling.Row:
+        """The row of logits that the next draft token comes from."""
+        request = self.request
+        history = request.history.extended(self.drafted)
+        position = len(request.tokens) + len(self.drafted)
+        return sampling.Row(request.sampler, logits, history, request.seed, position)
 
     def draft(self) -> Draft:
         laws = torch.stack(self.laws) if self.laws else None
@@ -180,25 +187,33 @@ class DraftModelDrafter:
         row_math = self.loaded.model.kernels.row_math
         if chains and all(chain.request.sampler.plain_argmax for chain in chains):
             return list(row_math.argmax_rows(logits))
-        return [self._choice(*one, row_math) for one in zip(chains, logits, strict=True)]
+        own: dict[int, sampling.Row] = {}  # the model's own token is drafted
+        weighed: dict[int, sampling.Row] = {}  # one drawn from its law
+        for number, (chain, each) in enumerate(zip(chains, logits, strict=True)):
+            row = chain.row(each)
+            by_own_token = row.sampler.greedy or (chain.request.coupled and self.sampled)
+            (own if by_own_token else weighed)[number] = row
+        choices: dict[int, int | UserError] = {}
+        choices |= zip(own, sampling.tokens(list(own.values()), row_math), strict=True)
+        for number, law in zip(
+            weighed, sampling.laws(list(weighed.values()), row_math), strict=True
+        ):
+            if isinstance(law, Tensor):
+                choices[number] = self._drawn(chains[number], law, row_math)
+            else:
+                choices[number] = law
+        # The target will say the same of a row without tokens, or not, when it gets there.
+        ordered = [choices[number] for number in range(len(chains))]
+        return [choice if isinstance(choice, int) else None for choice in ordered]
 
-    def _choice(self, chain: _Chain, row: Tensor, row_math: RowMath) -> int | None:
-        try:
-            return self._token(chain, row, row_math)
-        except UserError:
-            return None  # the target will say the same of this row, or not, when it gets there
-
-    def _token(self, chain: _Chain, row: Tensor, row_math: RowMath) -> int:
-        request = chain.request
-        sampler, root, offset = request.sampler, len(request.tokens), len(chain.drafted)
-        history = request.history.extended(chain.drafted)
-        if sampler.greedy or (request.coupled and self.sampled):
-            return sampler.token(row, history, request.seed, root + offset)
-        law = sampler.law(row, history)
+    def _drawn(self, chain: _Chain, law: Tensor, row_math: RowMath) -> int:
+        """A draft token from its law, which is kept if the token is drawn."""
         if not self.sampled:
             return row_math.argmax_rows(law[None])[0]
         chain.laws.append(law)
-        return draw_from(law, coins.coin(request.seed, root, coins.DRAFT, offset), row_math)
+        request = chain.request
+        coin = coins.coin(request.seed, len(request.tokens), coins.DRAFT, len(chain.drafted))
+        return draw_from(law, coin, row_math)
 
 
 def _load_like(model: str | Path, target: LoadedModel) -> LoadedModel:
