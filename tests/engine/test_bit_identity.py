@@ -102,6 +102,29 @@ def test_chunks_and_pages_leave_the_logits_as_they_are(model, baseline, params, 
 
 
 @BOTH
+@pytest.mark.parametrize("page_size", [1, 3, 8])
+def test_found_prefixes_leave_the_logits_as_they_are(model, baseline, params, page_size):
+    """Prompts computed in chunks, or said as answers behind drafts, and found by a second turn."""
+    first = baseline(params)
+    second = [
+        [*prompt, *(token for token, _ in rows), 30, 29]
+        for prompt, rows in zip(PROMPTS, first, strict=True)
+    ]
+    want = [Trace(model, enable_prefix_caching=False).run([prompt], params)[0] for prompt in second]
+    trace = Trace(
+        model,
+        drafter=known(first),
+        speculative_config={"num_speculative_tokens": 5},
+        prefill_chunk_size=3,
+        page_size=page_size,
+    )
+    assert trace.run(PROMPTS, params) == first
+    assert trace.run(PROMPTS, params) == first
+    assert trace.run(second, params) == want
+    assert trace.llm.engine.scheduler.prefix_hit_tokens > 0
+
+
+@BOTH
 def test_threads_leave_the_logits_as_they_are(baseline, params, model):
     dtype = str(model.dtype).removeprefix("torch.")
     rows = {
