@@ -337,6 +337,23 @@ def test_the_lowest_temperature_keeps_the_row_a_law() -> None:
     assert int(law.argmax()) == 0
 
 
+@pytest.mark.parametrize("value", [1e35, -1e35])
+@pytest.mark.parametrize("fields", [{}, {"top_k": 2}, {"top_p": 0.9, "min_p": 0.1}])
+def test_logits_that_the_temperature_takes_out_of_range_are_the_models_error(
+    value: float, fields: dict[str, Any]
+) -> None:
+    row = torch.full((V,), value)
+    sampler = sampler_of(SamplingParams(temperature=1e-5, **fields))
+    for refused in (
+        lambda row: sampler.token(row, sampler.start([]), 1, 2),
+        lambda row: sampler.law(row, sampler.start([])),
+    ):
+        with pytest.raises(ModelError, match=r"token 0 .* temperature 1e-05 it leaves float32"):
+            refused(row)
+    assert 0 <= sampler.token(row.double(), sampler.start([]), 1, 2) < V
+    assert float(sampler.law(row.double(), sampler.start([])).sum()) == pytest.approx(1.0)
+
+
 def test_a_history_with_drafts_cannot_be_committed_to() -> None:
     sampler = sampler_of(SamplingParams())
     history = sampler.start([1, 2])

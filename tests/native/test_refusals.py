@@ -110,6 +110,9 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     (r"a row must be", lambda: KERNELS.row_math.log_softmax(torch.zeros(2, 3))),
     (r"weights must be", lambda: KERNELS.row_math.draw(torch.zeros(3), 0.5)),
     (r"rows must be", lambda: KERNELS.row_math.argmax_rows(torch.zeros(3))),
+    (r"rows must be", lambda: KERNELS.row_math.argmax_rows(torch.zeros(4, 6)[::2])),
+    (r"rows must be", lambda: KERNELS.row_math.argmax_rows(torch.zeros(4, 6)[:, :5])),
+    (r"rows must be", lambda: KERNELS.row_math.argmax_rows(torch.zeros(6).expand(2, 6))),
 ]
 
 

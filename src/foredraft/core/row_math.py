@@ -32,15 +32,15 @@ class RowMath(Protocol):
         self, rows: Sequence[Tensor], truncations: Sequence[Truncation], keys: Sequence[NoiseKey]
     ) -> list[int]:
         """Per row of logits, the argmax of what is kept + G, G the Gumbel noise
-        `coins.gumbel_noise(seed, position, V)`; where no logit is finite, or one is infinite, the
-        id of the largest.
+        `coins.gumbel_noise(seed, position, V)`; where no logit over the temperature is finite, or
+        one is infinite, the id of the largest.
         """
 
     def laws(
         self, rows: Sequence[Tensor], truncations: Sequence[Truncation]
     ) -> tuple[Sequence[Tensor], list[int]]:
         """Per row of logits, `[V]` float64 probabilities of what is kept, and the id of the largest
-        logit. Unless that logit is finite, there is no law.
+        logit. Unless that logit over the temperature is finite, there is no law.
         """
 
     def log_softmax(self, row: Tensor) -> Tensor:

@@ -192,7 +192,12 @@ def tokens(rows: Sequence[Row], row_math: RowMath) -> list[int | UserError]:
             keys = [(rows[i].seed, rows[i].position) for i in group]
             ids = row_math.draws(logits, truncations, keys) if group else []
         chosen |= zip(group, ids, strict=True)
-    return [failure(adjusted[i], chosen[i], row.history) or chosen[i] for i, row in enumerate(rows)]
+    found: list[int | UserError] = []
+    for i, row in enumerate(rows):
+        temperature = row.sampler.truncation.temperature
+        error = failure(adjusted[i], chosen[i], row.history.num_output, temperature)
+        found.append(chosen[i] if error is None else error)
+    return found
 
 
 def laws(rows: Sequence[Row], row_math: RowMath) -> list[Tensor | UserError]:
@@ -201,7 +206,8 @@ def laws(rows: Sequence[Row], row_math: RowMath) -> list[Tensor | UserError]:
     probs, best = row_math.laws(adjusted, [row.sampler.truncation for row in rows])
     found: list[Tensor | UserError] = []
     for row, logits, law, top in zip(rows, adjusted, probs, best, strict=True):
-        error = failure(logits, top, row.history)
+        temperature = row.sampler.truncation.temperature
+        error = failure(logits, top, row.history.num_output, temperature)
         if error is None and row.sampler.greedy:
             law = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
             law[top] = 1.0
@@ -209,20 +215,27 @@ def laws(rows: Sequence[Row], row_math: RowMath) -> list[Tensor | UserError]:
     return found
 
 
-def failure(logits: Tensor, chosen: int, history: History) -> UserError | None:
-    """Why `chosen`, the best id of `logits`, cannot be the token after `history`; None: it can."""
-    value = float(logits[chosen])
-    if math.isfinite(value):
-        return None
+def failure(
+    logits: Tensor, chosen: int, num_output: int, temperature: float = 1.0
+) -> UserError | None:
+    """Why `chosen`, the best id of `logits`, cannot be the token after `num_output` of output; None
+    where it can.
+    """
+    best = logits[chosen]
+    value, where = float(best), f"at output token {num_output + 1}"
     if value == -math.inf:
         return InvalidRequest(
-            f"no token is left for output token {history.num_output + 1}: allowed_token_ids,"
+            f"no token is left for output token {num_output + 1}: allowed_token_ids,"
             " banned_token_ids, min_tokens and the grammar exclude the whole vocabulary"
         )
-    return ModelError(
-        f"the logit of token {chosen} is {value} at output token {history.num_output + 1}:"
-        " logits must be finite"
-    )
+    if not math.isfinite(value):
+        return ModelError(f"the logit of token {chosen} is {value} {where}: logits must be finite")
+    if temperature != 1.0 and not math.isfinite(float(best / temperature)):
+        return ModelError(
+            f"the logit of token {chosen} is {value:g} {where}: divided by temperature"
+            f" {temperature:g} it leaves {str(logits.dtype).removeprefix('torch.')}"
+        )
+    return None
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -169,12 +169,14 @@ def _answer(
     for number, (index, node) in enumerate(asked):
         window = windows[index]
         request, at = window.request, window.root_logits + 1 + node
+        depth = window.draft.tree.depths[node] if node >= 0 else 0
         by_own_token = _by_own_token(window)
         if by_own_token and request.sampler.plain_argmax:
-            replies[number] = failure(logits[at], best[at], request.history) or best[at]
+            error = failure(logits[at], best[at], request.history.num_output + depth)
+            replies[number] = best[at] if error is None else error
             continue
         group = drawn if by_own_token else weighed
-        position = request.num_tokens + (window.draft.tree.depths[node] if node >= 0 else 0)
+        position = request.num_tokens + depth
         history = _history(window, node)
         group[number] = Row(request.sampler, logits[at], history, request.seed, position)
     replies |= zip(drawn, tokens(list(drawn.values()), row_math), strict=True)

@@ -28,7 +28,7 @@ class NativeRowMath:
 
     def argmax_rows(self, rows: Tensor) -> list[int]:
         """See `RowMath`; `rows` `[R, V]` of float32 or float64."""
-        if rows.dim() != 2:
+        if rows.dim() != 2 or not rows.is_contiguous():
             raise _refusal("rows", rows)
         if not len(rows):
             return []
