@@ -204,7 +204,7 @@ def test_a_request_of_many_completions_does_not_hold_up_others(make_llm):
         {"seed": "x"},
         {"seed": 1.5},
         {"kv_cache_gib": "2"},
-        {"kv_cache_gib": None},
+        {"kv_cache_gib": 1, "memory": 1},
         {"kv_cache_gib": float("inf")},
         {"kv_dtype": "int4"},
         {"dtype": "float16"},

@@ -46,6 +46,7 @@ def describe(
         facts["model"] = _model_facts(llm)
         facts["memory"] = _memory_plan(llm)
         facts["speculation"] = _speculation(llm)
+        facts["capacity"] = _capacity(llm)
     if json_output:
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
@@ -96,6 +97,24 @@ def _memory_plan(llm: LLM) -> dict[str, Any]:
         "cache_limit_bytes": cache.num_bytes,
         "cached_tokens": cache.num_pages * config.page_size,
         "longest_requests_at_once": min(config.max_num_seqs, cache.num_pages // longest),
+    }
+
+
+def _capacity(llm: LLM) -> dict[str, Any]:
+    """Requests at once, of one middling size, and what speculation takes of them."""
+    from foredraft.engine.capacity import middling_size
+
+    prompt_tokens, max_tokens = middling_size(llm.config)
+    here = llm.capacity(prompt_tokens, max_tokens)
+    plain = llm.capacity(prompt_tokens, max_tokens, speculation=False)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "answer_tokens": max_tokens,
+        "requests_at_once": here.admitted,
+        "without_preemption": here.undisturbed,
+        "without_speculation": plain.admitted,
+        "limit": here.limit,
+        "in_a_line": llm.capacity_line(),
     }
 
 

@@ -245,14 +245,25 @@ class RuntimeOptions:
     max_model_len: Annotated[
         int | None, _runtime(help="Longest prompt and output together.", metavar="N", min=1)
     ] = None
+    memory: Annotated[
+        str | None,
+        _runtime(
+            help="GiB, or a share (50%), of weights, keys and values of the target and a draft "
+            "model. (default: 2 GiB of keys and values)",
+            metavar="SIZE",
+        ),
+    ] = None
 
     def load(self, model: str) -> LoadedModel:
         """The model, fetched first where it is a built-in name; raises UserError."""
         if not DEVICES.fullmatch(self.device):
             raise ConfigError(f"--device {self.device!r}: valid are cpu, cuda and cuda:N")
         from foredraft.cli.download import fetch_once
+        from foredraft.engine.memory import memory_amount
         from foredraft.models.load import load_model
 
+        if self.memory is not None:
+            memory_amount(self.memory)  # before anything is fetched
         fetch_once(model)
         return load_model(
             model,
@@ -276,4 +287,8 @@ class RuntimeOptions:
 
     def engine_settings(self) -> dict[str, Any]:
         """What of these options an engine takes, beside the loaded model."""
-        return {"kv_dtype": self.kv_dtype.value, "max_model_len": self.max_model_len}
+        return {
+            "kv_dtype": self.kv_dtype.value,
+            "max_model_len": self.max_model_len,
+            "memory": self.memory,
+        }

@@ -7,6 +7,7 @@ happens in a step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.cache.tensors import CacheShape, KVCache
-from foredraft.core.errors import ConfigError
+from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter, resolve_method
 from foredraft.drafters.interface import Drafter
 from foredraft.engine.calibration import cost_curve
+from foredraft.engine.capacity import Capacity, capacity, capacity_words, middling_size
 from foredraft.engine.config import (
     FIXED,
     POLICY_KEYS,
@@ -27,7 +29,13 @@ from foredraft.engine.config import (
     by_batch_size,
 )
 from foredraft.engine.engine import Engine, Tap
-from foredraft.engine.memory import choose_cache_dtype, plan_engine
+from foredraft.engine.memory import (
+    ModelMemory,
+    choose_budget,
+    choose_cache_dtype,
+    plan_engine,
+    size_words,
+)
 from foredraft.engine.submission import Group, Prompt, RequestFactory, RequestOptions
 from foredraft.models.chat import Message
 from foredraft.models.decoder import cache_shape
@@ -35,6 +43,8 @@ from foredraft.models.load import LoadedModel, load_model
 from foredraft.planning.adaptive import AdaptivePolicy
 from foredraft.planning.allocation import Objective
 from foredraft.planning.policy import FixedWidth, Policy
+
+_logger = logging.getLogger("foredraft")
 
 
 class EngineFront:
@@ -56,7 +66,8 @@ class EngineFront:
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 256,
         prefill_chunk_size: int | None = None,
-        kv_cache_gib: float = 2.0,
+        kv_cache_gib: float | None = None,
+        memory: float | str | None = None,
         enable_prefix_caching: bool = True,
         seed: int | None = None,
         tap: Tap | None = None,
@@ -66,7 +77,9 @@ class EngineFront:
         Args:
             speculative_config: see `SpeculativeConfig`; None is plain decoding.
             drafter: an object of one's own, instead of a configured method.
-            kv_cache_gib: memory for keys and values, in GiB; taken as it is used.
+            kv_cache_gib: memory for keys and values, in GiB; taken as it is used. 2 by default.
+            memory: instead, for weights, keys and values of the target and of a draft model: GiB
+                (4, "4.5GiB") or a share of the machine's or the GPU's ("50%").
             enable_prefix_caching: keep what was computed of prompts for others that begin alike.
             seed: of the requests that have none; None draws one from the system.
             tap: called with (request id, position, token, logits row) for every committed token.
@@ -87,11 +100,12 @@ class EngineFront:
             raise ConfigError(f"tap must be a function, got {tap!r}")
         self.method = _method(drafter, self.speculative)
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
-        shapes = self._cache_shapes(kv_dtype)
+        budget = choose_budget(memory, kv_cache_gib, self.loaded.device)
+        models = self._models(kv_dtype)
         plan = partial(
             plan_engine,
             self.loaded.config.max_position_embeddings,
-            kv_cache_gib=kv_cache_gib,
+            budget=budget,
             max_model_len=max_model_len,
             page_size=page_size,
             max_num_seqs=max_num_seqs,
@@ -99,7 +113,8 @@ class EngineFront:
             prefill_chunk_size=prefill_chunk_size,
             enable_prefix_caching=enable_prefix_caching,
         )
-        self.config, self.config_without_drafter = plan(shapes), plan(shapes[:1])
+        self.config, self.config_without_drafter = plan(models), plan(models[:1])
+        shapes = [model.cache for model in models if model.cache is not None]
         caches = [
             KVCache(shape, self.config.num_pages, page_size, self.loaded.device) for shape in shapes
         ]
@@ -112,6 +127,8 @@ class EngineFront:
             self.num_speculative_tokens,
             seed,
         )
+        if _logger.isEnabledFor(logging.INFO):
+            _logger.info("%s: %s", self.loaded.name, self.capacity_line())
 
     def _make(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None
@@ -124,14 +141,51 @@ class EngineFront:
     def _template(self, messages: Sequence[Message]) -> list[int]:
         return self.tokenizer.apply_chat_template(messages)
 
-    def _cache_shapes(self, kv_dtype: str) -> list[CacheShape]:
-        """What is kept of each position: the target's, then the drafter's own if it has any."""
+    def capacity(
+        self, prompt_tokens: int, max_tokens: int, *, speculation: bool = True
+    ) -> Capacity:
+        """How many requests of this size run at once, by the rule that admits them: with this
+        engine's drafter, or as it would be without one (`speculation=False`).
+
+        `max_tokens` is cut to what the context leaves, as in a request; a prompt that leaves
+        nothing is never admitted. Raises InvalidRequest for numbers below 1.
+        """
+        for name, value in (("prompt_tokens", prompt_tokens), ("max_tokens", max_tokens)):
+            if type(value) is not int or value < 1:
+                raise InvalidRequest(f"{name} must be a positive integer, got {value!r}")
+        if speculation:
+            policy = self.engine.scheduler.policy
+            return capacity(self.config, policy, prompt_tokens, max_tokens)
+        return capacity(self.config_without_drafter, FixedWidth(0), prompt_tokens, max_tokens)
+
+    def capacity_line(self) -> str:
+        """One line to start with: the cache, how many middling requests run at once, and what
+        speculation takes of both.
+        """
+        prompt_tokens, max_tokens = middling_size(self.config)
+        here = self.capacity(prompt_tokens, max_tokens)
+        plain = None
+        if self.drafter is not None:
+            plain = self.capacity(prompt_tokens, max_tokens, speculation=False)
+        held = sum(
+            cache.num_bytes for cache in (self.engine.cache, self.engine.draft_cache) if cache
+        )
+        return capacity_words(
+            here, plain, self.config, self.config_without_drafter.num_pages, size_words(held)
+        )
+
+    def _models(self, kv_dtype: str) -> list[ModelMemory]:
+        """What the target takes of memory, and the drafter if there is one."""
         dtype = choose_cache_dtype(kv_dtype, self.loaded)
-        shapes = [cache_shape(self.loaded.config, dtype)]
-        own = None if self.drafter is None else self.drafter.capabilities.cache
-        if own is not None:
-            shapes.append(own if kv_dtype == "auto" else replace(own, dtype=dtype))
-        return shapes
+        shape = cache_shape(self.loaded.config, dtype)
+        models = [ModelMemory("target", self.loaded.weight_bytes, shape)]
+        if self.drafter is not None:
+            capabilities = self.drafter.capabilities
+            own = capabilities.cache
+            if own is not None and kv_dtype != "auto":
+                own = replace(own, dtype=dtype)
+            models.append(ModelMemory("drafter", capabilities.weight_bytes, own))
+        return models
 
     def _make_drafter(self, drafter: Drafter | None) -> tuple[Drafter | None, int]:
         """The drafter and the most draft tokens a step; an object goes before the configuration."""

@@ -66,7 +66,7 @@ class Scheduler:
             raise InvalidRequest(
                 f"request {request.id} needs {pages} pages of {self.config.page_size} tokens "
                 f"({request.num_prompt} prompt + {request.rules.max_tokens} max_tokens), the cache "
-                f"has {self.pool.num_pages}; lower max_tokens or raise kv_cache_gib"
+                f"has {self.pool.num_pages}; lower max_tokens or raise memory or kv_cache_gib"
             )
 
     def add(self, request: Request) -> None:
