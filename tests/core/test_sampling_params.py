@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foredraft.core.errors import InvalidRequest, UserError
@@ -102,6 +104,18 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
 )
 def test_the_ends_of_the_ranges_are_valid(fields: dict[str, Any]) -> None:
     SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"]
+)
+@pytest.mark.parametrize(
+    "value", [Fraction(1, 2), np.float32(0.5), np.float64(0.5), 1, np.int64(1)]
+)
+def test_numbers_of_any_type_are_floats(name: str, value: Any) -> None:
+    kept = getattr(SamplingParams(**{name: value}), name)
+    assert type(kept) is float
+    assert kept == value
 
 
 def test_stop_strings_is_stop_as_a_tuple() -> None:

@@ -27,6 +27,7 @@ SAMPLING = [
     {"temperature": 0.8, "top_p": 0.9},
     {"temperature": 1.3, "top_k": 7, "presence_penalty": 1.0},
     {"temperature": 2.0, "min_p": 0.05, "logit_bias": {2: 3.0}},
+    {"temperature": 1.0, "top_k": 2**70},
     {"temperature": 1.0, "top_k": 20, "top_p": 0.5, "min_p": 0.01, "banned_token_ids": [4]},
 ]
 

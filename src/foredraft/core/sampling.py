@@ -76,8 +76,9 @@ class Sampler:
         self._penalties = Penalties(
             params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         )
+        top_k = min(max(params.top_k, 0), vocab_size)
         self.truncation = Truncation(
-            params.temperature or 1.0, params.min_p, max(params.top_k, 0), params.top_p
+            params.temperature or 1.0, params.min_p, int(top_k), params.top_p
         )
         self._forbidden = _forbidden_ids(params, vocab_size, device)
         end_ids = sorted(token for token in end_token_ids if token < vocab_size)

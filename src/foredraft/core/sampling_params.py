@@ -15,11 +15,17 @@ from foredraft.core.errors import InvalidRequest
 LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leaves float32; vLLM calls it greedy
 LARGEST_FACTOR = 1e15  # of bias, penalty and temperature: their products stay within float32
 MOST_COMPLETIONS = 4096
+_LAW = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled; the names are vLLM's and OpenAI's.
+
+    Numbers may be of any real type (numpy's, fractions); those that shape the law are kept as
+    floats.
 
     Raises:
         InvalidRequest: a field is out of range or of the wrong type; the message names it.
@@ -90,6 +96,8 @@ class SamplingParams:
         )
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name in _LAW:
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     def _check_tokens(self) -> None:
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
