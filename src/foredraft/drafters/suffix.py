@@ -1,0 +1,211 @@
+"""Suffix decoding: what followed the last tokens before, weighed by how often it did.
+
+Knows token ids, in the request and in past responses of the same salt; knows no model and no text.
+The draft is deterministic, so that it is exact under every acceptance rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foredraft.core.errors import ConfigError
+from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
+from foredraft.drafters.suffix_draft import DraftLimits, Proposal
+from foredraft.drafters.suffix_estimates import Estimates
+from foredraft.drafters.suffix_responses import Key, ResponseCache
+from foredraft.drafters.suffix_source import SuffixSource, index_maker
+
+# LOG.md, "Suffix decoding".
+DEFAULT_DRAFT_LENGTH = 8
+MAX_OCCURRENCES = 64  # places counted for each n-gram length: the work of a draft is bounded
+MAX_DEPTH = 256
+TAIL = 8  # known tokens compared with a request's, to see that its history is the same
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixOptions:
+    """What a `SuffixDrafter` was told; raises ConfigError for a value out of range."""
+
+    suffix_decoding_max_tree_depth: int
+    suffix_decoding_max_cached_requests: int
+    suffix_decoding_max_cached_tokens: int
+    suffix_decoding_max_spec_factor: float
+    suffix_decoding_min_token_prob: float
+    suffix_decoding_tree: bool
+
+    def __post_init__(self) -> None:
+        _integer("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1)
+        if self.suffix_decoding_max_tree_depth > MAX_DEPTH:
+            raise ConfigError(
+                f"suffix_decoding_max_tree_depth must be at most {MAX_DEPTH}, "
+                f"got {self.suffix_decoding_max_tree_depth}"
+            )
+        _integer("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 0)
+        _integer("suffix_decoding_max_cached_tokens", self.suffix_decoding_max_cached_tokens, 1)
+        _number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0, 1e6)
+        _number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0, 1)
+        if not isinstance(self.suffix_decoding_tree, bool):
+            raise ConfigError(
+                f"suffix_decoding_tree must be true or false, got {self.suffix_decoding_tree!r}"
+            )
+
+
+@dataclass(slots=True)
+class _State:
+    """What is kept for a running request."""
+
+    index: SuffixSource  # of one text: the request's tokens
+    text: int
+    known: int = 0  # tokens of that text
+    tail: list[int] | None = None  # the last of them
+    response: Key | None = None
+    drafted: Proposal | None = None  # not judged yet
+    from_responses: bool = False
+    last: tuple[int, list[int]] | None = None  # position and tokens of the last step's commit
+
+
+class SuffixDrafter:
+    """Drafts along the most frequent continuations of the last tokens, as far as they are likely.
+
+    A draft's length follows from how long the match is, how many places agree, and how often drafts
+    like it were accepted; the request's own tokens and past responses each make one, and the one
+    with the larger expected number of accepted tokens is taken.
+    """
+
+    def __init__(
+        self,
+        num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH,
+        suffix_decoding_max_tree_depth: int = 24,
+        suffix_decoding_max_cached_requests: int = 10_000,
+        suffix_decoding_max_cached_tokens: int = 250_000,
+        suffix_decoding_max_spec_factor: float = 4.0,
+        suffix_decoding_min_token_prob: float = 0.1,
+        suffix_decoding_tree: bool = False,
+    ) -> None:
+        """The names are vLLM's where vLLM has them; docs/drafters/suffix.md says what each does.
+
+        Raises ConfigError for a value out of range, naming it.
+        """
+        length = _integer("num_speculative_tokens", num_speculative_tokens, 1)
+        self.options = options = SuffixOptions(
+            suffix_decoding_max_tree_depth,
+            suffix_decoding_max_cached_requests,
+            suffix_decoding_max_cached_tokens,
+            suffix_decoding_max_spec_factor,
+            suffix_decoding_min_token_prob,
+            suffix_decoding_tree,
+        )
+        self.capabilities = Capabilities(num_speculative_tokens=length, tree=suffix_decoding_tree)
+        depth = options.suffix_decoding_max_tree_depth
+        self._make_index = index_maker(depth, MAX_OCCURRENCES)
+        self._states: dict[str, _State] = {}
+        self._own = Estimates()
+        self._past = Estimates()
+        self.responses: ResponseCache | None = None
+        if suffix_decoding_max_cached_requests:
+            self.responses = ResponseCache(
+                self._make_index,
+                suffix_decoding_max_cached_requests,
+                suffix_decoding_max_cached_tokens,
+                depth,
+            )
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        return [self._draft(request) for request in requests]
+
+    def observe(self, results: Sequence[StepResult]) -> None:
+        """Correct the estimates by what was accepted."""
+        for result in results:
+            state = self._states.get(result.id)
+            if state is None or result.next_token is None:
+                continue
+            proposal, state.drafted = state.drafted, None
+            kept = [row for row in result.rows if row.node >= 0 and row.committed]
+            if proposal is not None and len(result.rows) > len(proposal.tokens):
+                estimates = self._past if state.from_responses else self._own
+                estimates.learn(proposal, {row.node for row in kept})
+            if state.response is not None:
+                root = max(row.position for row in result.rows if row.node < 0)
+                tokens = [row.token for row in kept]
+                # After a stop at a draft token `next_token` is that token once more.
+                if not tokens or tokens[-1] != result.next_token:
+                    tokens.append(result.next_token)
+                state.last = (root + 1, tokens)
+
+    def release(self, request_id: str) -> None:
+        state = self._states.pop(request_id, None)
+        if state is None or state.response is None or state.last is None:
+            return
+        if self.responses is not None:
+            self.responses.append(state.response, *state.last)
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError unless every index agrees with its texts."""
+        for request_id, state in self._states.items():
+            if state.index.num_tokens != state.known or not state.index.is_consistent():
+                raise RuntimeError(f"the suffix index of request {request_id} is out of date")
+        if self.responses is not None:
+            self.responses.check_integrity()
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        state = self._updated(request)
+        tail = state.tail or []
+        options = self.options
+        limits = DraftLimits(
+            request.max_nodes,
+            options.suffix_decoding_max_spec_factor,
+            options.suffix_decoding_min_token_prob,
+            options.suffix_decoding_tree,
+        )
+        best = state.index.propose(tail, limits, self._own.values, growing=state.text)
+        state.from_responses = False
+        if self.responses is not None and state.response is not None:
+            past = self.responses.propose(state.response, tail, limits, self._past.values)
+            if past.score > best.score:
+                best, state.from_responses = past, True
+                self.responses.use(state.response[0], past.text)
+        state.drafted = best if best.tokens else None
+        return Draft(tuple(best.tokens), tuple(best.parents))
+
+    def _updated(self, request: DraftRequest) -> _State:
+        """The request's state with all of its tokens in it; a new one where they are others."""
+        tokens = request.tokens
+        state = self._states.get(request.id)
+        if state is not None and not _begins_alike(state, tokens):
+            self._states.pop(request.id)
+            state = None
+        if state is None:
+            index = self._make_index()
+            state = self._states[request.id] = _State(index, index.add_text())
+            if self.responses is not None:
+                state.response = self.responses.begin(
+                    request.id, request.cache_salt, tokens, request.num_prompt_tokens
+                )
+        new = tokens[state.known :]
+        state.index.extend(state.text, new)
+        state.known = len(tokens)
+        depth = self.options.suffix_decoding_max_tree_depth
+        state.tail = list(tokens[max(0, state.known - max(depth, TAIL)) :])
+        responses, key = self.responses, state.response
+        if responses is not None and key is not None and not responses.extend(key, tokens):
+            state.response = None  # evicted: the running requests alone are beyond the bounds
+        return state
+
+
+def _begins_alike(state: _State, tokens: Sequence[int]) -> bool:
+    """Whether `tokens` go on from what is known, as far as its last tokens can tell."""
+    known, tail = state.known, (state.tail or [])[-TAIL:]
+    return len(tokens) >= known and list(tokens[known - len(tail) : known]) == tail
+
+
+def _integer(key: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{key} must be an integer of {least} or more, got {value!r}")
+    return value
+
+
+def _number(key: str, value: object, least: float, most: float) -> None:
+    valid = isinstance(value, int | float) and not isinstance(value, bool)
+    if not valid or not least <= float(str(value)) <= most:
+        raise ConfigError(f"{key} must be a number from {least} to {most:g}, got {value!r}")

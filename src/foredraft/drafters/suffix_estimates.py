@@ -1,0 +1,46 @@
+"""How often drafts of each kind are accepted: a table that begins as measured and learns.
+
+Knows cells and what became of their nodes; knows neither tokens nor requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from foredraft.drafters.suffix_draft import Proposal
+
+# Weight of a starting value, in nodes; after FORGET_AFTER nodes old ones count half.
+PRIOR_NODES = 32.0
+FORGET_AFTER = 2000.0
+# By CONTEXT_LENGTHS (down) and agreement (across): one place; 2 or 3, all alike; more, all alike;
+# three quarters of them; half; a quarter; fewer. Measured: LOG.md, "Suffix decoding".
+PRIOR = (
+    (0.30, 0.50, 0.60, 0.45, 0.20, 0.13, 0.07),
+    (0.57, 0.70, 0.80, 0.65, 0.28, 0.18, 0.11),
+    (0.68, 0.76, 0.88, 0.70, 0.30, 0.20, 0.15),
+    (0.74, 0.82, 0.93, 0.72, 0.32, 0.20, 0.15),
+    (0.80, 0.90, 0.96, 0.75, 0.34, 0.20, 0.15),
+    (0.85, 0.95, 0.97, 0.80, 0.36, 0.24, 0.18),
+    (0.91, 0.96, 0.97, 0.85, 0.43, 0.30, 0.25),
+    (0.96, 0.98, 0.99, 0.90, 0.60, 0.40, 0.35),
+)
+
+
+class Estimates:
+    """The acceptance of each cell: accepted nodes over judged ones, from `PRIOR_NODES` of each."""
+
+    def __init__(self) -> None:
+        self.values = [value for row in PRIOR for value in row]
+        self._accepted = [PRIOR_NODES * value for value in self.values]
+        self._judged = [PRIOR_NODES] * len(self.values)
+
+    def learn(self, proposal: Proposal, accepted: Collection[int]) -> None:
+        """Count the nodes whose parents were accepted; nothing is known of the others."""
+        for node, (parent, cell) in enumerate(zip(proposal.parents, proposal.cells, strict=True)):
+            if parent < 0 or parent in accepted:
+                self._judged[cell] += 1.0
+                self._accepted[cell] += node in accepted
+                self.values[cell] = self._accepted[cell] / self._judged[cell]
+                if self._judged[cell] > FORGET_AFTER:
+                    self._judged[cell] /= 2.0
+                    self._accepted[cell] /= 2.0
