@@ -93,6 +93,12 @@ def test_the_capacity_is_what_runs_at_once(pair, speculation, page_size, pages, 
     assert most - said.admitted in ((0, 1) if speculation in SPECULATION[3:] else (0,))
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2, 4])
+def test_no_draft_is_longer_than_the_answer(pair, max_tokens):
+    llm = engine(pair, "drafts", 60, 1, width=20)
+    assert llm.capacity(3, max_tokens).admitted == ran_at_once(llm, 3, max_tokens)[0]
+
+
 @pytest.mark.parametrize("speculation", SPECULATION[1:3])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_the_capacity_without_speculation_is_that_of_a_plain_engine(pair, speculation, page_size):
