@@ -153,6 +153,13 @@ void bind_row_math(nb::class_<Runtime> r) {
      run.argmax_rows(at<void>(rows), count, n, wide, ids.data());
      return ids;
    }, no_gil)
+      .def("top_ids", [](const Runtime& run, Address rows, int64_t count, int64_t n, bool wide, int64_t k) {
+        std::vector<std::vector<int64_t>> ids;
+        std::vector<int64_t> flat(static_cast<size_t>(count * k));
+        run.top_ids(at<void>(rows), count, n, wide, k, flat.data());
+        for (int64_t i = 0; i < count; ++i) ids.emplace_back(flat.begin() + i * k, flat.begin() + (i + 1) * k);
+        return ids;
+      }, no_gil)
       .def("log_softmax", [](const Runtime&, Address row, int64_t n, bool wide, Address out) {
         wide ? log_softmax(at<double>(row), at<double>(out), n) : log_softmax(at<float>(row), at<double>(out), n);
       }, no_gil)

@@ -1,7 +1,9 @@
 #include "row_math.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace foredraft {
 
@@ -32,6 +34,17 @@ double block_sum(const double* weights, int64_t n) {
 }
 
 int64_t block_size(int64_t first, int64_t n) { return n - first < kBlock ? n - first : kBlock; }
+
+// The largest value of a whole block; NaN is passed over.
+template <class T>
+T block_best(const T* row) {
+  constexpr int kLanes = 32;
+  T lanes[kLanes];
+  std::fill(lanes, lanes + kLanes, -std::numeric_limits<T>::infinity());
+  for (int64_t i = 0; i < kBlock; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = row[i + lane] > lanes[lane] ? row[i + lane] : lanes[lane];
+  return *std::max_element(lanes, lanes + kLanes);
+}
 
 int64_t last_positive(const double* weights, int64_t n) {
   while (n > 0 && !(weights[n - 1] > 0.0)) --n;
@@ -79,7 +92,31 @@ int64_t draw(const double* weights, int64_t n, double coin) {
   return last_positive(weights, n);  // a total of a few denormals can round coin * total up to the total itself
 }
 
+template <class T>
+void top_ids(const T* row, int64_t n, int64_t k, int64_t* ids) {
+  // The best so far in order; a block is looked into only if it holds something better than the worst of them.
+  std::vector<T> best(static_cast<size_t>(k), -std::numeric_limits<T>::infinity());
+  for (int64_t i = 0; i < k; ++i) ids[i] = i;
+  int64_t found = 0;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t size = block_size(first, n);
+    if (found == k && size == kBlock && !(block_best(row + first) > best[k - 1])) continue;
+    for (int64_t i = first; i < first + size; ++i) {
+      if (!(found < k ? row[i] == row[i] : row[i] > best[k - 1])) continue;
+      int64_t at = found < k ? found++ : k - 1;
+      for (; at > 0 && row[i] > best[at - 1]; --at) {
+        best[at] = best[at - 1];
+        ids[at] = ids[at - 1];
+      }
+      best[at] = row[i];
+      ids[at] = i;
+    }
+  }
+}
+
 template void log_softmax(const float*, double*, int64_t);
 template void log_softmax(const double*, double*, int64_t);
+template void top_ids(const float*, int64_t, int64_t, int64_t*);
+template void top_ids(const double*, int64_t, int64_t, int64_t*);
 
 }  // namespace foredraft

@@ -14,4 +14,8 @@ double total(const double* weights, int64_t n);
 // The id at which the running sum first exceeds coin * total, coin in (0, 1); never one of weight 0; -1 unless the total is above 0.
 int64_t draw(const double* weights, int64_t n, double coin);
 
+// The ids of the k <= n largest of row [n], best first, ties to the lowest id; NaN is passed over.
+template <class T>
+void top_ids(const T* row, int64_t n, int64_t k, int64_t* ids);
+
 }  // namespace foredraft

@@ -1,5 +1,7 @@
 #include "runtime.h"
 
+#include "row_math.h"
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -224,6 +226,13 @@ void Runtime::argmax_rows(const void* rows, int64_t count, int64_t n, bool wide,
   pool_->parallel(static_cast<int>(count), [&](int task) {
     ids[task] = wide ? table_->argmax_double(static_cast<const double*>(rows) + task * n, n)
                      : table_->argmax_float(static_cast<const float*>(rows) + task * n, n);
+  });
+}
+
+void Runtime::top_ids(const void* rows, int64_t count, int64_t n, bool wide, int64_t k, int64_t* ids) const {
+  pool_->parallel(static_cast<int>(count), [&](int task) {
+    wide ? foredraft::top_ids(static_cast<const double*>(rows) + task * n, n, k, ids + task * k)
+         : foredraft::top_ids(static_cast<const float*>(rows) + task * n, n, k, ids + task * k);
   });
 }
 

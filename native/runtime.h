@@ -41,6 +41,8 @@ class Runtime {
                   int64_t width, float* out) const;
   void move_slots(const CacheView& cache, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) const;
   void argmax_rows(const void* rows, int64_t count, int64_t n, bool wide, int64_t* ids) const;
+  // ids [count, k]
+  void top_ids(const void* rows, int64_t count, int64_t n, bool wide, int64_t k, int64_t* ids) const;
   // One task a row, each [n] of float, or double where wide; laws [rows, n]; ids as the table's law and draw give them.
   void laws(const std::vector<SampledRow>& rows, int64_t n, bool wide, double* laws, int64_t* ids) const;
   void draws(const std::vector<SampledRow>& rows, int64_t n, bool wide, int64_t* ids) const;

@@ -28,6 +28,11 @@ class RowMath(Protocol):
     def argmax_rows(self, rows: Tensor) -> list[int]:
         """The id of the largest value of each of `rows` `[R, V]`."""
 
+    def top_ids(self, rows: Tensor, k: int) -> list[list[int]]:
+        """The ids of the `k` largest values of each of `rows` `[R, V]`, best first, equal ones in
+        any order; all V where k is larger. For drafters: nothing emitted depends on them.
+        """
+
     def draws(
         self, rows: Sequence[Tensor], truncations: Sequence[Truncation], keys: Sequence[NoiseKey]
     ) -> list[int]:
@@ -63,6 +68,10 @@ class TorchRowMath:
 
     def argmax_rows(self, rows: Tensor) -> list[int]:
         ids: list[int] = torch.argmax(rows, dim=-1).tolist()
+        return ids
+
+    def top_ids(self, rows: Tensor, k: int) -> list[list[int]]:
+        ids: list[list[int]] = rows.topk(min(k, rows.shape[-1]), dim=-1).indices.tolist()
         return ids
 
     def draws(

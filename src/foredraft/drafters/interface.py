@@ -29,6 +29,10 @@ class Capabilities:
     cache: CacheShape | None = None
     weight_bytes: int = 0  # of a model of its own, as kept in memory
     max_positions: int | None = None  # a longer context gets no drafts; None: any length
+    # Of each row that a step verifies, so many ids of its largest logits, best first, are told in
+    # `StepRow.top_ids`. They cost something: 0 is none.
+    top_ids: int = 0
+    prediction: bool = False  # reads `DraftRequest.prediction`; else such requests are refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,10 @@ class DraftRequest:
     # Positions that the drafter's cache holds for `tokens` already: what `Draft.num_cached` has
     # told of this request, or of another that began alike and whose pages it shares.
     num_cached: int = 0
+    # What is learned of one salt's requests is for requests of the same salt, unless it is said
+    # that all may share.
+    cache_salt: str = ""
+    prediction: Sequence[int] = ()  # the output that the client expects; a hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,10 @@ class StepRow:
     node: int  # draft node, -1 for rows of committed tokens (prompt and pending)
     token: int
     committed: bool
+    # As many as the capabilities ask for, of the target's logits as they come, before any
+    # processor. None of rows whose logits the step had no use for, which are those of a prompt
+    # before its last token.
+    top_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,7 @@ class StepResult:
     rows: Sequence[StepRow]
     num_accepted: int
     next_token: int | None  # None while the prompt is still being computed
+    cache_salt: str = ""  # as in `DraftRequest`
 
 
 @runtime_checkable

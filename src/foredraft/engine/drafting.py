@@ -111,6 +111,8 @@ def _view(row: Scheduled, cache: KVCache | None) -> DraftRequest:
         cache=cache,
         pages=() if cache is None else tuple(request.pages),
         num_cached=request.num_draft_cached,
+        cache_salt=request.cache_salt,
+        prediction=request.prediction,
     )
 
 

@@ -18,13 +18,14 @@ from torch import Tensor
 from foredraft.cache.pool import PagePool
 from foredraft.cache.tensors import KVCache
 from foredraft.core.acceptance import Origin
-from foredraft.drafters.interface import Drafter, StepResult, StepRow
+from foredraft.drafters.interface import Drafter, StepResult
 from foredraft.engine.config import EngineConfig
 from foredraft.engine.drafting import ask
 from foredraft.engine.logprobs import token_logprobs
 from foredraft.engine.observing import Commit, Observer, step_record
 from foredraft.engine.outputs import TokenLogprobs
 from foredraft.engine.request import Request
+from foredraft.engine.results import TopIds, step_result, wanted_top_ids
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.step import Outcome, Window, build_windows, verify
 from foredraft.engine.stops import Stop
@@ -209,8 +210,10 @@ class Engine:
         windows, batch = build_windows(plan.rows, drafts)
         logits = self.model.run(batch, self.cache).logits
         computed = time.perf_counter()
-        outcomes = verify(windows, logits, self.model.kernels.row_math)
-        changed = self._commit(windows, outcomes, logits)
+        row_math = self.model.kernels.row_math
+        outcomes = verify(windows, logits, row_math)
+        tops = wanted_top_ids(self.drafter, windows, logits, row_math)
+        changed = self._commit(windows, outcomes, logits, tops)
         rest = scheduled - begin + time.perf_counter() - computed
         if all(row.chain == 1 for row in plan.rows):
             self.seconds.add(drafted - scheduled, computed - drafted, rest)
@@ -227,7 +230,11 @@ class Engine:
         return changed
 
     def _commit(
-        self, windows: Sequence[Window], outcomes: Sequence[Outcome], logits: Tensor
+        self,
+        windows: Sequence[Window],
+        outcomes: Sequence[Outcome],
+        logits: Tensor,
+        tops: TopIds,
     ) -> list[Request]:
         """The only mutation. All that can fail comes before it, all that is foreign after it."""
         emissions = [self._emissions(*one, logits) for one in zip(windows, outcomes, strict=True)]
@@ -246,7 +253,8 @@ class Engine:
             if outcome.error is None:
                 self.scheduler.pages.publish(request)
             commits.append(Commit.of(window, outcome, count))
-            results.append(_step_result(window, outcome, emitted[:count]))
+            kept = [emission.token for emission in emitted[:count]]
+            results.append(step_result(window, outcome, kept, tops))
             if self._tap is not None:
                 taps += [
                     partial(self._tap, request.id, first + i, emission.token, emission.row)
@@ -381,20 +389,3 @@ def _call_all(calls: Iterable[Callable[[], None]]) -> None:
             failures.append(failure)
     if failures:
         raise failures[0]
-
-
-def _step_result(window: Window, outcome: Outcome, kept: Sequence[_Emission]) -> StepResult:
-    """What the drafter is told; `kept` are the tokens that were committed."""
-    request, start, chain, tree = window.request, window.start, window.chain, window.draft.tree
-    accepted = set(outcome.accepted[: len(kept)])
-    rows = [StepRow(start + i, -1, request.tokens[start + i], True) for i in range(chain)]
-    rows += [
-        StepRow(start + chain - 1 + tree.depths[node], node, token, node in accepted)
-        for node, token in enumerate(window.draft.tokens)
-    ]
-    return StepResult(
-        id=request.id,
-        rows=rows,
-        num_accepted=len(accepted),
-        next_token=kept[-1].token if kept else None,
-    )

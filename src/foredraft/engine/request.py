@@ -8,6 +8,7 @@ any drafter.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 
 from foredraft.cache.prefix import PrefixNode
@@ -51,9 +52,11 @@ class Request:
         request_type: str = "",
         max_width: int | None = None,
         cache_salt: str = "",
+        prediction: Sequence[int] = (),
     ) -> None:
         """`request_type` "": labelled by its sampling. `max_width`: most draft tokens a step.
-        `cache_salt`: computed pages are shared with requests of the same one alone.
+        `cache_salt`: computed pages are shared with requests of the same one alone. `prediction`:
+        the output that is expected, for drafters.
         """
         self.id = request_id
         self.group = group  # shared by the completions of one prompt
@@ -62,6 +65,7 @@ class Request:
         self.request_type = request_type or _type_by_sampling(params, sampler)
         self.max_width = max_width
         self.cache_salt = cache_salt
+        self.prediction = tuple(prediction)
         self.sampler = sampler
         self.rules = rules
         self.seed = seed

@@ -40,6 +40,7 @@ class Window:
     start: int  # position of the first chain row
     chain: int
     emits: bool  # the chain ends at the pending token, so a new token follows
+    speculates: bool  # drafted for, now or once its prompt is read
     draft: CheckedDraft
     prompt_logits: int | None  # row of the first chain row's logits, where the prompt's are asked
     root_logits: int  # row of the pending token's logits; the draft nodes' follow it
@@ -89,6 +90,7 @@ def build_windows(
                 start=start,
                 chain=chain,
                 emits=scheduled.emits,
+                speculates=scheduled.speculates,
                 draft=draft,
                 prompt_logits=first_logits if of_prompt else None,
                 root_logits=first_logits + chain - 1 - skipped,

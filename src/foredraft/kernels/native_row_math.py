@@ -28,14 +28,16 @@ class NativeRowMath:
 
     def argmax_rows(self, rows: Tensor) -> list[int]:
         """See `RowMath`; `rows` `[R, V]` of float32 or float64."""
-        if rows.dim() != 2 or not rows.is_contiguous():
-            raise _refusal("rows", rows)
         if not len(rows):
             return []
-        _check([rows[0]], rows)
-        count, size = rows.shape
-        wide = rows.dtype is torch.float64
-        ids: list[int] = self._runtime.argmax_rows(rows.data_ptr(), count, size, wide)
+        ids: list[int] = self._runtime.argmax_rows(*_matrix(rows))
+        return ids
+
+    def top_ids(self, rows: Tensor, k: int) -> list[list[int]]:
+        """See `RowMath`; equal values in the order of their ids, NaN passed over."""
+        if not len(rows):
+            return []
+        ids: list[list[int]] = self._runtime.top_ids(*_matrix(rows), min(k, rows.shape[-1]))
         return ids
 
     def draws(
@@ -100,6 +102,15 @@ def _sampled(
         )
         for row, cut, (seed, position) in zip(rows, truncations, keys, strict=True)
     ]
+
+
+def _matrix(rows: Tensor) -> tuple[int, int, int, bool]:
+    """Address, rows, row length, whether float64. Raises ValueError for what cannot be read."""
+    if rows.dim() != 2 or not rows.is_contiguous():
+        raise _refusal("rows", rows)
+    _check([rows[0]], rows)
+    count, size = rows.shape
+    return rows.data_ptr(), count, size, rows.dtype is torch.float64
 
 
 def _check(rows: Sequence[Tensor], shown: Tensor | None = None) -> None:

@@ -1,0 +1,64 @@
+"""What a drafter is told of a step: every row that was computed, and what became of it.
+
+Knows windows, outcomes and what the capabilities ask for; changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from foredraft.core.row_math import RowMath
+from foredraft.drafters.interface import Drafter, StepResult, StepRow
+from foredraft.engine.step import Outcome, Window
+
+TopIds = Sequence[Sequence[int]]  # by row of logits; empty: nobody asked
+
+
+def wanted_top_ids(
+    drafter: Drafter | None, windows: Sequence[Window], logits: Tensor, row_math: RowMath
+) -> TopIds:
+    """The top ids of all rows of the pass at once, where the drafter asks for them and somebody is
+    drafted for.
+    """
+    count = 0 if drafter is None else drafter.capabilities.top_ids
+    if not count or not any(window.speculates for window in windows):
+        return ()
+    return row_math.top_ids(logits, count)
+
+
+def step_result(
+    window: Window, outcome: Outcome, committed: Sequence[int], tops: TopIds
+) -> StepResult:
+    """`committed` are the tokens of the outcome that were kept."""
+    request, start, chain, tree = window.request, window.start, window.chain, window.draft.tree
+    accepted = set(outcome.accepted[: len(committed)])
+    best = _by_row(window, tops)
+    rows = [StepRow(start + i, -1, request.tokens[start + i], True, best[i]) for i in range(chain)]
+    rows += [
+        StepRow(
+            start + chain - 1 + tree.depths[node], node, token, node in accepted, best[chain + node]
+        )
+        for node, token in enumerate(window.draft.tokens)
+    ]
+    return StepResult(
+        id=request.id,
+        rows=rows,
+        num_accepted=len(accepted),
+        next_token=committed[-1] if committed else None,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _by_row(window: Window, tops: TopIds) -> TopIds:
+    """The top ids of each row of a window, none where it has no logits or is not drafted for."""
+    num_rows = window.chain + window.num_nodes
+    if not tops or not window.speculates:
+        return ((),) * num_rows
+    if window.prompt_logits is not None:
+        return tops[window.prompt_logits : window.prompt_logits + num_rows]
+    without = ((),) * (window.chain - 1)
+    if not window.emits:
+        return (*without, ())
+    return (*without, *tops[window.root_logits : window.root_logits + 1 + window.num_nodes])
