@@ -20,6 +20,8 @@ from foredraft.drafters.interface import Drafter
 BUILT_IN: Mapping[str, str] = {
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "ngram": "foredraft.drafters.ngram:NgramDrafter",
+    "suffix": "foredraft.drafters.suffix:SuffixDrafter",
+    "recycling": "foredraft.drafters.recycling:RecyclingDrafter",
 }
 AUTO = "auto"  # the best at hand for the model: the first of these that takes the options given
 AUTO_METHODS = ("ngram", "draft_model")
