@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings.h"
 #include "row_math.h"
 #include "runtime.h"
 
@@ -191,6 +192,7 @@ NB_MODULE(_native, m) {
   bind_block(m);
   bind_runtime(m);
   bind_row_math(nb::borrow<nb::class_<Runtime>>(m.attr("Runtime")));
+  bind_suffix(m);
   m.def("best_instruction_set", [] { return std::string(runnable_tables().front()->name); });
   m.def("instruction_sets", [] {
     std::vector<std::string> names;

@@ -204,7 +204,10 @@ def _children(
                 where = cell(place.match + depth, count, number + 1)
                 if seen not in best or estimates[where] > best[seen].estimate:
                     best[seen] = _Child(seen, estimates[where], where, place.match)
-    scale = max(1.0, sum(child.estimate for child in best.values()))
+    total = 0.0
+    for child in best.values():  # one by one, as in C++: `sum` compensates since Python 3.12
+        total += child.estimate
+    scale = max(1.0, total)
     return [
         _Child(child.token, child.estimate / scale, child.cell, child.match)
         for child in best.values()

@@ -1,19 +1,26 @@
 """An index of suffixes with its drafts: what both implementations offer, and which one runs here.
 
-Knows that the compiled one exists; knows no request.
+Knows that the compiled one may be missing; knows no request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from foredraft.drafters.suffix_draft import DraftLimits, Proposal, ReferenceIndex
 
+if TYPE_CHECKING:
+    from foredraft import _native
+
+NO_TEXT = -1
+
 
 class SuffixSource(Protocol):
-    """Texts that grow at their ends, and drafts from their places."""
+    """Texts that grow at their ends and may be taken out, and drafts from their places:
+    `suffix_index.SuffixIndex` and `suffix_draft.ReferenceIndex` say what each call does.
+    """
 
     @property
     def num_tokens(self) -> int: ...
@@ -34,6 +41,61 @@ class SuffixSource(Protocol):
     def is_consistent(self) -> bool: ...
 
 
+class NativeIndex:
+    """The compiled index (native/suffix.cpp); the same drafts as the reference's."""
+
+    def __init__(self, native: _native.SuffixIndex) -> None:
+        self._native = native
+
+    @property
+    def num_tokens(self) -> int:
+        return self._native.num_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        return self._native.num_bytes
+
+    def add_text(self, context: Sequence[int] = ()) -> int:
+        return self._native.add_text(context)
+
+    def text(self, number: int) -> list[int]:
+        return self._native.text(number)
+
+    def extend(self, number: int, tokens: Sequence[int]) -> None:
+        self._native.extend(number, tokens)
+
+    def remove(self, number: int) -> None:
+        self._native.remove(number)
+
+    def propose(
+        self,
+        context: Sequence[int],
+        limits: DraftLimits,
+        estimates: Sequence[float],
+        growing: int | None = None,
+        excluded: int | None = None,
+    ) -> Proposal:
+        return Proposal(
+            *self._native.propose(
+                context,
+                limits.max_nodes,
+                limits.max_spec_factor,
+                limits.min_token_prob,
+                limits.tree,
+                estimates,
+                NO_TEXT if growing is None else growing,
+                NO_TEXT if excluded is None else excluded,
+            )
+        )
+
+    def is_consistent(self) -> bool:
+        return self._native.is_consistent()
+
+
 def index_maker(max_depth: int, max_occurrences: int) -> Callable[[], SuffixSource]:
-    """Makes empty indexes of the implementation that runs here."""
-    return partial(ReferenceIndex, max_depth, max_occurrences)
+    """Makes empty indexes of the implementation that runs here: native where it is compiled."""
+    try:
+        from foredraft._native import SuffixIndex
+    except ImportError:
+        return partial(ReferenceIndex, max_depth, max_occurrences)
+    return lambda: NativeIndex(SuffixIndex(max_depth, max_occurrences))

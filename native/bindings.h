@@ -1,0 +1,10 @@
+// Parts of the extension that have a file of their own.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace foredraft {
+
+void bind_suffix(nanobind::module_& m);
+
+}  // namespace foredraft
