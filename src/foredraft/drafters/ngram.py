@@ -17,7 +17,13 @@ DEFAULT_DRAFT_LENGTH = 5
 DEFAULT_MIN = 2
 DEFAULT_MAX = 4
 MAX_LOOKUP = 64  # tokens; a table is kept, and looked into, for each length
-MATCHES = ("latest", "earliest")
+LATEST = "latest"
+MATCHES = (LATEST, "earliest")
+MAX_MATCHES = 16
+# A match counts half of the one before it, the longest and latest being the first; of those that
+# follow a continuation, each next token goes on so with this probability.
+MATCH_DECAY = 0.5
+PERSISTENCE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class NgramOptions:
     prompt_lookup_min: int  # shortest n-gram looked up, >= 1
     prompt_lookup_max: int  # longest n-gram looked up, <= 64
     prompt_lookup_match: str  # which earlier occurrence is continued: "latest" or "earliest"
+    prompt_lookup_num_matches: int = 1  # occurrences continued at once, as a tree; 1: a chain
 
     def __post_init__(self) -> None:
         for key in ("prompt_lookup_min", "prompt_lookup_max"):
@@ -40,6 +47,16 @@ class NgramOptions:
         if self.prompt_lookup_match not in MATCHES:
             raise ConfigError(
                 f"prompt_lookup_match must be one of {', '.join(MATCHES)}, "
+                f"got {self.prompt_lookup_match!r}"
+            )
+        count = _positive("prompt_lookup_num_matches", self.prompt_lookup_num_matches)
+        if count > MAX_MATCHES:
+            raise ConfigError(
+                f"prompt_lookup_num_matches must be at most {MAX_MATCHES}, got {count}"
+            )
+        if count > 1 and self.prompt_lookup_match != LATEST:
+            raise ConfigError(
+                f"prompt_lookup_num_matches = {count} needs prompt_lookup_match {LATEST!r}, "
                 f"got {self.prompt_lookup_match!r}"
             )
 
@@ -56,9 +73,11 @@ class NgramDrafter:
         num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH,
         prompt_lookup_min: int | None = None,
         prompt_lookup_max: int | None = None,
-        prompt_lookup_match: str = "latest",
+        prompt_lookup_match: str = LATEST,
+        prompt_lookup_num_matches: int = 1,
     ) -> None:
         """A bound left out is the default (2 to 4), or the other bound where that lies beyond it.
+        With several matches the draft is a tree: the likeliest of their continuations' nodes.
 
         `num_speculative_tokens` is what the engine asks for where the config says nothing; a draft
         has as many tokens as its request may have nodes.
@@ -66,7 +85,6 @@ class NgramDrafter:
         Raises ConfigError for a value out of range, naming it.
         """
         length = _positive("num_speculative_tokens", num_speculative_tokens)
-        self.capabilities = Capabilities(num_speculative_tokens=length)
         lowest, highest = prompt_lookup_min, prompt_lookup_max
         if highest is None:
             highest = max(
@@ -75,7 +93,10 @@ class NgramDrafter:
             )
         if lowest is None:
             lowest = min(DEFAULT_MIN, _positive("prompt_lookup_max", highest))
-        self.options = NgramOptions(lowest, highest, prompt_lookup_match)
+        self.options = NgramOptions(lowest, highest, prompt_lookup_match, prompt_lookup_num_matches)
+        self.capabilities = Capabilities(
+            tree=prompt_lookup_num_matches > 1, num_speculative_tokens=length
+        )
         self._indexes: dict[str, NgramIndex] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
@@ -98,7 +119,9 @@ class NgramDrafter:
         if index is None:
             index = self._indexes[request.id] = NgramIndex(self.options)
         index.extend(request.tokens[len(index.tokens) :])
-        return Draft.chain(index.continuation(request.max_nodes))
+        if self.options.prompt_lookup_num_matches == 1:
+            return Draft.chain(index.continuation(request.max_nodes))
+        return merged(index.continuations(request.max_nodes), request.max_nodes)
 
 
 class NgramIndex:
@@ -107,6 +130,8 @@ class NgramIndex:
     `tables[i]` maps an n-gram of length `prompt_lookup_min + i` to the position after its latest
     (or earliest) occurrence. Keys are the tokens themselves, so a hit is a match. The n-grams that
     end the sequence are entered only when a token follows them: the suffix never finds itself.
+    Where several matches are wanted, `earlier[i]` has for each position of a table the one that it
+    took the place of.
     """
 
     def __init__(self, options: NgramOptions) -> None:
@@ -114,13 +139,15 @@ class NgramIndex:
         self.tokens: list[int] = []
         self.lengths = range(options.prompt_lookup_min, options.prompt_lookup_max + 1)
         self.tables: list[dict[tuple[int, ...], int]] = [{} for _ in self.lengths]
+        self.earlier: list[dict[int, int]] = [{} for _ in self.lengths]
 
     def extend(self, new: Iterable[int]) -> None:
         """Append tokens and enter the n-grams that now have a continuation."""
         known = len(self.tokens)
         self.tokens.extend(new)
         total = len(self.tokens)
-        for n, table in zip(self.lengths, self.tables, strict=True):
+        linked = self.options.prompt_lookup_num_matches > 1
+        for n, table, earlier in zip(self.lengths, self.tables, self.earlier, strict=True):
             first = max(known, n)
             if first >= total:
                 continue
@@ -129,7 +156,12 @@ class NgramIndex:
                 *(self.tokens[first - n + j : total - n + j] for j in range(n)), strict=True
             )
             entries = zip(grams, range(first, total), strict=True)
-            if self.options.prompt_lookup_match == "latest":
+            if linked:
+                for gram, position in entries:
+                    if gram in table:
+                        earlier[position] = table[gram]
+                    table[gram] = position
+            elif self.options.prompt_lookup_match == "latest":
                 table.update(entries)
             else:
                 for gram, position in entries:
@@ -150,9 +182,29 @@ class NgramIndex:
         a repetition goes on with its own period.
         """
         found = self.match()
-        if found is None:
-            return []
-        position, _ = found
+        return [] if found is None else self._copied(found[0], limit)
+
+    def matches(self) -> list[int]:
+        """Positions after the earlier occurrences of the suffix, the longest and latest first, as
+        many as the options ask for.
+        """
+        found: dict[int, None] = {}
+        for n, table, earlier in zip(
+            reversed(self.lengths), reversed(self.tables), reversed(self.earlier), strict=True
+        ):
+            position = table.get(tuple(self.tokens[-n:]))
+            while position is not None:
+                found[position] = None
+                if len(found) == self.options.prompt_lookup_num_matches:
+                    return list(found)
+                position = earlier.get(position)
+        return list(found)
+
+    def continuations(self, limit: int) -> list[list[int]]:
+        """`limit` tokens that follow each of `matches`."""
+        return [self._copied(position, limit) for position in self.matches()]
+
+    def _copied(self, position: int, limit: int) -> list[int]:
         copied = self.tokens[position : position + limit]
         period = len(self.tokens) - position
         for i in range(len(copied), limit):
@@ -163,7 +215,26 @@ class NgramIndex:
         """Whether the tables are those of the tokens entered at once."""
         fresh = NgramIndex(self.options)
         fresh.extend(self.tokens)
-        return fresh.tables == self.tables
+        return fresh.tables == self.tables and fresh.earlier == self.earlier
+
+
+def merged(chains: Sequence[Sequence[int]], max_nodes: int) -> Draft:
+    """One tree of the `max_nodes` likeliest nodes of `chains`, which come the best first.
+
+    A node is as likely as the share of the chains' weights that goes through it, less for each
+    token it is deep: with one chain that is the chain.
+    """
+    weights = [MATCH_DECAY**number for number in range(len(chains))]
+    scale = sum(weights)
+    through: dict[tuple[int, ...], float] = {}
+    for weight, chain in zip(weights, chains, strict=True):
+        for depth in range(1, len(chain) + 1):
+            path = tuple(chain[:depth])
+            through[path] = through.get(path, 0.0) + weight / scale * PERSISTENCE**depth
+    # Sorting is stable, and no path has more than the one it goes on from: parents come first.
+    best = sorted(through, key=through.__getitem__, reverse=True)[:max_nodes]
+    nodes = {path: node for node, path in enumerate(best)}
+    return Draft(tuple(path[-1] for path in best), tuple(nodes.get(path[:-1], -1) for path in best))
 
 
 def _positive(key: str, value: object) -> int:
