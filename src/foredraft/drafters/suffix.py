@@ -7,7 +7,8 @@ The draft is deterministic, so that it is exact under every acceptance rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
 from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
@@ -62,7 +63,21 @@ class _State:
     response: Key | None = None
     drafted: Proposal | None = None  # not judged yet
     from_responses: bool = False
-    last: tuple[int, list[int]] | None = None  # position and tokens of the last step's commit
+    unread: list[int] = field(default_factory=list)  # committed since it was last asked
+
+    def note(self, result: StepResult, accepted: Sequence[int]) -> None:
+        """Keep what a step committed, so that a response is whole even if nothing more is asked."""
+        root = max((row for row in result.rows if row.node < 0), key=lambda row: row.position)
+        end = self.known + len(self.unread)
+        if root.position == end:
+            self.unread.append(root.token)
+        elif root.position != end - 1:
+            return
+        self.unread.extend(accepted)
+        # After a stop at a draft token `next_token` is that token once more; where it is another
+        # one of the same, the next step's root tells.
+        if not accepted or accepted[-1] != result.next_token:
+            self.unread.append(cast(int, result.next_token))
 
 
 class SuffixDrafter:
@@ -126,19 +141,12 @@ class SuffixDrafter:
                 estimates = self._past if state.from_responses else self._own
                 estimates.learn(proposal, {row.node for row in kept})
             if state.response is not None:
-                root = max(row.position for row in result.rows if row.node < 0)
-                tokens = [row.token for row in kept]
-                # After a stop at a draft token `next_token` is that token once more.
-                if not tokens or tokens[-1] != result.next_token:
-                    tokens.append(result.next_token)
-                state.last = (root + 1, tokens)
+                state.note(result, [row.token for row in kept])
 
     def release(self, request_id: str) -> None:
         state = self._states.pop(request_id, None)
-        if state is None or state.response is None or state.last is None:
-            return
-        if self.responses is not None:
-            self.responses.append(state.response, *state.last)
+        if state is not None and state.response is not None and self.responses is not None:
+            self.responses.append(state.response, state.known, state.unread)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless every index agrees with its texts."""
@@ -184,7 +192,7 @@ class SuffixDrafter:
                 )
         new = tokens[state.known :]
         state.index.extend(state.text, new)
-        state.known = len(tokens)
+        state.known, state.unread = len(tokens), []
         depth = self.options.suffix_decoding_max_tree_depth
         state.tail = list(tokens[max(0, state.known - max(depth, TAIL)) :])
         responses, key = self.responses, state.response
