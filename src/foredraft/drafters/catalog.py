@@ -21,6 +21,7 @@ BUILT_IN: Mapping[str, str] = {
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "ngram": "foredraft.drafters.ngram:NgramDrafter",
     "suffix": "foredraft.drafters.suffix:SuffixDrafter",
+    "prediction": "foredraft.drafters.prediction:PredictionDrafter",
     "recycling": "foredraft.drafters.recycling:RecyclingDrafter",
 }
 AUTO = "auto"  # the best at hand for the model: the first of these that takes the options given

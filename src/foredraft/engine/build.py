@@ -126,6 +126,7 @@ class EngineFront:
             self.speculative,
             self.num_speculative_tokens,
             seed,
+            predicts=self.drafter is not None and self.drafter.capabilities.prediction,
         )
         if _logger.isEnabledFor(logging.INFO):
             _logger.info("%s: %s", self.loaded.name, self.capacity_line())

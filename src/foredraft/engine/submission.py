@@ -43,6 +43,8 @@ class RequestOptions:
     cache_salt: str = ""  # prompts share cached pages only within one salt
     speculate: bool = True  # False: plain decoding
     num_speculative_tokens: int | None = None  # draft tokens a step at most; None: as the engine
+    # The output that is expected, as text or token ids, for drafters that read it.
+    prediction: Prompt | None = None
 
     def __post_init__(self) -> None:
         for name in ("request_type", "cache_salt"):
@@ -59,6 +61,9 @@ class RequestOptions:
             raise InvalidRequest(
                 f"num_speculative_tokens must be an integer of 0 or more, got {_short(width)}"
             )
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            # A list would make equal options unequal when it changes.
+            object.__setattr__(self, "prediction", tuple(_as_ids(self.prediction, "a prediction")))
 
     @property
     def max_width(self) -> int | None:
@@ -103,8 +108,12 @@ class RequestFactory:
         speculative: SpeculativeConfig | None,
         num_speculative_tokens: int,
         seed: int | None,
+        *,
+        predicts: bool = False,
     ) -> None:
+        """`predicts`: the drafter reads predictions; else requests that have one are refused."""
         self._loaded = loaded
+        self._predicts = predicts
         self._max_model_len = max_model_len
         self._speculative = speculative
         self._num_speculative_tokens = num_speculative_tokens
@@ -125,6 +134,7 @@ class RequestFactory:
         else:
             text, token_ids = None, _as_ids(prompt)
         self._check_prompt(token_ids)
+        prediction = self._prediction(options.prediction)
         number = next(self._numbers)
         seed = mix(self._seed, number + 1) if params.seed is None else int(params.seed)
         rules = self._stop_rules(params, len(token_ids))
@@ -151,6 +161,7 @@ class RequestFactory:
                 request_type=options.request_type,
                 max_width=options.max_width,
                 cache_salt=options.cache_salt,
+                prediction=prediction,
             )
             for index in range(params.n)
         ]
@@ -165,6 +176,22 @@ class RequestFactory:
                 f"num_speculative_tokens {asked} of a request is more than the engine's {most}"
             )
         return options
+
+    def _prediction(self, prediction: Prompt | None) -> Sequence[int]:
+        """Token ids; what goes beyond the context is left out."""
+        if prediction is None:
+            return ()
+        if not self._predicts:
+            raise InvalidRequest(
+                "prediction is read by the speculative method 'prediction', which this engine "
+                "does not use"
+            )
+        if isinstance(prediction, str):
+            ids = self._loaded.tokenizer.encode(prediction)
+        else:
+            ids = _as_ids(prediction, "a prediction")
+        self._check_ids("prediction", ids)
+        return ids[: self._max_model_len]
 
     def _stop_rules(self, params: SamplingParams, num_prompt: int) -> StopRules:
         room = self._max_model_len - num_prompt
@@ -191,11 +218,14 @@ class RequestFactory:
                 f"the prompt has {len(token_ids)} tokens, the context holds "
                 f"{self._max_model_len} with at least one for the answer"
             )
+        self._check_ids("prompt", token_ids)
+
+    def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
         vocab_size = self._loaded.config.vocab_size
         for token in token_ids:
             if not 0 <= token < vocab_size:
                 raise InvalidRequest(
-                    f"prompt token {token} is not an id in 0..{vocab_size - 1} of this model"
+                    f"{name} token {token} is not an id in 0..{vocab_size - 1} of this model"
                 )
 
 
@@ -238,17 +268,17 @@ def check_params(params: Any) -> SamplingParams:
     return params
 
 
-def _as_ids(prompt: Any) -> list[int]:
+def _as_ids(prompt: Any, what: str = "a prompt") -> list[int]:
     if not isinstance(prompt, Iterable) or isinstance(prompt, _UNORDERED):
-        raise _no_prompt(prompt)
+        raise _no_prompt(prompt, what)
     try:
         return [as_int(token) for token in prompt]
     except TypeError as error:
-        raise _no_prompt(prompt) from error
+        raise _no_prompt(prompt, what) from error
 
 
-def _no_prompt(prompt: Any) -> InvalidRequest:
-    return InvalidRequest(f"a prompt must be text or a list of token ids, got {_short(prompt)}")
+def _no_prompt(prompt: Any, what: str = "a prompt") -> InvalidRequest:
+    return InvalidRequest(f"{what} must be text or a list of token ids, got {_short(prompt)}")
 
 
 def _short(value: object) -> str:
