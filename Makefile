@@ -107,11 +107,11 @@ bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 40 minut
 EXPORTED := {"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":4}
 certify: setup  ## Certify two pairs, plant faults that must be found, and show the power (about 20 minutes)
 	$(FOREDRAFT) export $(MODEL) $(PAIRS)/8 --layers 8 --force
-	$(FOREDRAFT) certify $(MODEL) --method ngram --json > $(RESULTS)/certify-ngram.json
-	$(FOREDRAFT) certify $(MODEL) --speculative-config '$(EXPORTED)' --json > $(RESULTS)/certify-draft-model.json
-	$(BIN)/python benchmarks/certify_faults.py $(MODEL) $(PAIRS)/8 --output $(RESULTS)/certify-faults.json
-	$(BIN)/python benchmarks/certify_power.py $(MODEL) '{"method":"ngram"}' --output $(RESULTS)/certify-power-ngram.json
-	$(BIN)/python benchmarks/certify_power.py $(MODEL) '$(EXPORTED)' --output $(RESULTS)/certify-power-draft-model.json
+	$(FOREDRAFT) certify $(MODEL) --method ngram --json > $(RESULTS)/certify/ngram.json
+	$(FOREDRAFT) certify $(MODEL) --speculative-config '$(EXPORTED)' --json > $(RESULTS)/certify/draft-model.json
+	$(BIN)/python benchmarks/certify_faults.py $(MODEL) $(PAIRS)/8 --output $(RESULTS)/certify/faults.json
+	$(BIN)/python benchmarks/certify_power.py $(MODEL) '{"method":"ngram"}' --output $(RESULTS)/certify/power-ngram.json
+	$(BIN)/python benchmarks/certify_power.py $(MODEL) '$(EXPORTED)' --output $(RESULTS)/certify/power-draft-model.json
 
 PLAN := $(FOREDRAFT) plan --alpha 0.75 --draft-cost 0.05 --loads 1,2,4,8,16,32,64,128
 plan-plots: setup  ## Draw docs/planning/*.svg: what data sheets promise
