@@ -13,7 +13,7 @@ from typing import cast
 from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
 from foredraft.drafters.suffix_draft import DraftLimits, Proposal
-from foredraft.drafters.suffix_estimates import Estimates
+from foredraft.drafters.suffix_estimates import PRIOR_PAST, Estimates
 from foredraft.drafters.suffix_responses import Key, ResponseCache
 from foredraft.drafters.suffix_source import SuffixSource, index_maker
 
@@ -59,7 +59,7 @@ class _State:
     index: SuffixSource  # of one text: the request's tokens
     text: int
     known: int = 0  # tokens of that text
-    tail: list[int] | None = None  # the last of them
+    tail: list[int] = field(default_factory=list)  # the last of them
     response: Key | None = None
     drafted: Proposal | None = None  # not judged yet
     from_responses: bool = False
@@ -94,7 +94,7 @@ class SuffixDrafter:
         suffix_decoding_max_tree_depth: int = 24,
         suffix_decoding_max_cached_requests: int = 10_000,
         suffix_decoding_max_cached_tokens: int = 250_000,
-        suffix_decoding_max_spec_factor: float = 4.0,
+        suffix_decoding_max_spec_factor: float = 2.0,
         suffix_decoding_min_token_prob: float = 0.1,
         suffix_decoding_tree: bool = False,
     ) -> None:
@@ -114,9 +114,10 @@ class SuffixDrafter:
         self.capabilities = Capabilities(num_speculative_tokens=length, tree=suffix_decoding_tree)
         depth = options.suffix_decoding_max_tree_depth
         self._make_index = index_maker(depth, MAX_OCCURRENCES)
+        self._num_tail = max(depth, TAIL)
         self._states: dict[str, _State] = {}
         self._own = Estimates()
-        self._past = Estimates()
+        self._past = Estimates(PRIOR_PAST)
         self.responses: ResponseCache | None = None
         if suffix_decoding_max_cached_requests:
             self.responses = ResponseCache(
@@ -158,53 +159,62 @@ class SuffixDrafter:
 
     def _draft(self, request: DraftRequest) -> Draft:
         state = self._updated(request)
-        tail = state.tail or []
-        options = self.options
-        limits = DraftLimits(
-            request.max_nodes,
-            options.suffix_decoding_max_spec_factor,
-            options.suffix_decoding_min_token_prob,
-            options.suffix_decoding_tree,
-        )
-        best = state.index.propose(tail, limits, self._own.values, growing=state.text)
+        limits = self._limits(request.max_nodes)
+        best = state.index.propose(state.tail, limits, self._own.values, growing=state.text)
         state.from_responses = False
         if self.responses is not None and state.response is not None:
-            past = self.responses.propose(state.response, tail, limits, self._past.values)
+            past = self.responses.propose(state.response, state.tail, limits, self._past.values)
             if past.score > best.score:
                 best, state.from_responses = past, True
                 self.responses.use(state.response[0], past.text)
         state.drafted = best if best.tokens else None
         return Draft(tuple(best.tokens), tuple(best.parents))
 
+    def _limits(self, max_nodes: int) -> DraftLimits:
+        options = self.options
+        return DraftLimits(
+            max_nodes,
+            options.suffix_decoding_max_spec_factor,
+            options.suffix_decoding_min_token_prob,
+            options.suffix_decoding_tree,
+        )
+
     def _updated(self, request: DraftRequest) -> _State:
         """The request's state with all of its tokens in it; a new one where they are others."""
         tokens = request.tokens
         state = self._states.get(request.id)
-        if state is not None and not _begins_alike(state, tokens):
-            self._states.pop(request.id)
-            state = None
         if state is None:
-            index = self._make_index()
-            state = self._states[request.id] = _State(index, index.add_text())
-            if self.responses is not None:
-                state.response = self.responses.begin(
-                    request.id, request.cache_salt, tokens, request.num_prompt_tokens
-                )
-        new = tokens[state.known :]
-        state.index.extend(state.text, new)
-        state.known, state.unread = len(tokens), []
-        depth = self.options.suffix_decoding_max_tree_depth
-        state.tail = list(tokens[max(0, state.known - max(depth, TAIL)) :])
+            return self._begun(request)
+        # The last known tokens are read with the new ones: one look at the request's tokens.
+        known, check = state.known, state.tail[-TAIL:]
+        end = tokens[known - len(check) :]
+        if len(tokens) < known or end[: len(check)] != check:
+            del self._states[request.id]
+            return self._begun(request)
+        new = end[len(check) :]
+        self._extend(state, new)
         responses, key = self.responses, state.response
-        if responses is not None and key is not None and not responses.extend(key, tokens):
+        if responses is not None and key is not None and not responses.append(key, known, new):
             state.response = None  # evicted: the running requests alone are beyond the bounds
         return state
 
+    def _begun(self, request: DraftRequest) -> _State:
+        index = self._make_index()
+        state = self._states[request.id] = _State(index, index.add_text())
+        tokens = request.tokens[:]
+        self._extend(state, tokens)
+        if self.responses is not None:
+            key = self.responses.begin(
+                request.id, request.cache_salt, tokens, request.num_prompt_tokens
+            )
+            state.response = key if self.responses.extend(key, tokens) else None
+        return state
 
-def _begins_alike(state: _State, tokens: Sequence[int]) -> bool:
-    """Whether `tokens` go on from what is known, as far as its last tokens can tell."""
-    known, tail = state.known, (state.tail or [])[-TAIL:]
-    return len(tokens) >= known and list(tokens[known - len(tail) : known]) == tail
+    def _extend(self, state: _State, new: Sequence[int]) -> None:
+        state.index.extend(state.text, new)
+        state.known += len(new)
+        state.tail = [*state.tail, *new][-self._num_tail :]
+        state.unread = []
 
 
 def _integer(key: str, value: object, least: int) -> int:

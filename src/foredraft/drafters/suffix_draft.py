@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from foredraft.drafters.suffix_index import Occurrence, SuffixIndex
 
@@ -20,8 +21,7 @@ NUM_AGREEMENTS = 7
 NUM_CELLS = len(CONTEXT_LENGTHS) * NUM_AGREEMENTS
 
 
-@dataclass(frozen=True, slots=True)
-class DraftLimits:
+class DraftLimits(NamedTuple):
     """What a draft may be."""
 
     max_nodes: int
@@ -30,15 +30,14 @@ class DraftLimits:
     tree: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """A draft, its cells by node, and its estimated number of accepted tokens."""
 
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    cells: list[int] = field(default_factory=list)
-    score: float = 0.0
-    text: int = -1  # where the first token was found; -1: nowhere
+    tokens: list[int]
+    parents: list[int]
+    cells: list[int]
+    score: float
+    text: int  # where the first token was found; -1: nowhere
 
 
 def cell(match: int, count: int, total: int) -> int:
@@ -156,7 +155,7 @@ def _tree(
     estimates: Sequence[float],
 ) -> Proposal:
     """The `max_nodes` nodes of the largest path probability; a parent's is never smaller."""
-    made = Proposal()
+    made = Proposal([], [], [], 0.0, -1)
     score, text = 0.0, -1
     paths: list[list[int]] = []
     # (-path probability, order of entry) -> parent, child, places of the parent, room below it.
@@ -186,7 +185,7 @@ def _tree(
         score -= negative
         text = agreeing[0].text if text < 0 else text
         enter(node, agreeing, -negative, room - 1)
-    return Proposal(made.tokens, made.parents, made.cells, score, text)
+    return made._replace(score=score, text=text)
 
 
 def _children(

@@ -5,16 +5,16 @@ Knows cells and what became of their nodes; knows neither tokens nor requests.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from foredraft.drafters.suffix_draft import Proposal
 
 # Weight of a starting value, in nodes; after FORGET_AFTER nodes old ones count half.
-PRIOR_NODES = 32.0
-FORGET_AFTER = 2000.0
+PRIOR_NODES = 128.0
+FORGET_AFTER = 4000.0
 # By CONTEXT_LENGTHS (down) and agreement (across): one place; 2 or 3, all alike; more, all alike;
 # three quarters of them; half; a quarter; fewer. Measured: LOG.md, "Suffix decoding".
-PRIOR = (
+PRIOR_OWN = (
     (0.30, 0.50, 0.60, 0.45, 0.20, 0.13, 0.07),
     (0.57, 0.70, 0.80, 0.65, 0.28, 0.18, 0.11),
     (0.68, 0.76, 0.88, 0.70, 0.30, 0.20, 0.15),
@@ -24,13 +24,25 @@ PRIOR = (
     (0.91, 0.96, 0.97, 0.85, 0.43, 0.30, 0.25),
     (0.96, 0.98, 0.99, 0.90, 0.60, 0.40, 0.35),
 )
+# Of past responses: what another request was told is said again less often.
+PRIOR_PAST = (
+    (0.16, 0.29, 0.43, 0.30, 0.16, 0.11, 0.03),
+    (0.26, 0.41, 0.53, 0.45, 0.19, 0.11, 0.05),
+    (0.36, 0.50, 0.67, 0.48, 0.21, 0.14, 0.08),
+    (0.38, 0.66, 0.85, 0.50, 0.24, 0.16, 0.08),
+    (0.44, 0.66, 0.92, 0.60, 0.28, 0.16, 0.10),
+    (0.52, 0.87, 0.94, 0.70, 0.34, 0.18, 0.12),
+    (0.58, 0.94, 0.97, 0.85, 0.36, 0.20, 0.14),
+    (0.75, 0.97, 0.99, 0.90, 0.40, 0.28, 0.25),
+)
 
 
 class Estimates:
-    """The acceptance of each cell: accepted nodes over judged ones, from `PRIOR_NODES` of each."""
+    """The acceptance of each cell: accepted nodes over judged ones, `PRIOR_NODES` at the start."""
 
-    def __init__(self) -> None:
-        self.values = [value for row in PRIOR for value in row]
+    def __init__(self, prior: Sequence[Sequence[float]] = PRIOR_OWN) -> None:
+        """`prior` is a row for each of CONTEXT_LENGTHS."""
+        self.values = [value for row in prior for value in row]
         self._accepted = [PRIOR_NODES * value for value in self.values]
         self._judged = [PRIOR_NODES] * len(self.values)
 

@@ -82,15 +82,20 @@ class ResponseCache:
         response = self._responses.get(key)
         if response is None:
             return False
-        new = tokens[response.start + response.length :]
-        self._append(key, response, new)
-        return key in self._responses
+        end = response.start + response.length
+        return self.append(key, end, tokens[end:])
 
-    def append(self, key: Key, position: int, new: Sequence[int]) -> None:
-        """Append the tokens of a request from `position` on, where the response ends there."""
+    def append(self, key: Key, position: int, new: Sequence[int]) -> bool:
+        """Append the tokens of a request from `position` on; False if its response is evicted.
+
+        A response that does not end at `position` stays as it is.
+        """
         response = self._responses.get(key)
-        if response is not None and response.start + response.length == position:
+        if response is None:
+            return False
+        if response.start + response.length == position:
             self._append(key, response, new)
+        return key in self._responses
 
     def propose(
         self, key: Key, context: Sequence[int], limits: DraftLimits, estimates: Sequence[float]
