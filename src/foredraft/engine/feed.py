@@ -50,6 +50,7 @@ class Feed:
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._lock = threading.Lock()
+        self._ended: set[int] = set()  # completions whose end was put; the engine's thread's own
         # Under the lock:
         self._pending: dict[int, _Pending] = {}
         self._finished: RequestOutput | None = None
@@ -64,12 +65,16 @@ class Feed:
         """Take over what `request` has to tell. Called by the engine's thread; False: the event
         loop is closed, so nobody will ever read it.
         """
+        if self._loop.is_closed():  # waking would not tell: what was told may never be looked at
+            return False
         finished = completion = None
-        if self.group.finished:
+        if request.finished:
+            self._ended.add(request.index)
+            completion = request.output(self._num_spec_tokens)
+        # Not `group.finished`: of completions that one step ended, the others are still to come.
+        if len(self._ended) == len(self.requests):
             finished = self.group.output(self._num_spec_tokens)
             completion = finished.outputs[request.index]
-        elif request.finished:
-            completion = request.output(self._num_spec_tokens)
         if self._deltas:
             text, token_ids, origins = request.drain()
         else:

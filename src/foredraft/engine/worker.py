@@ -52,6 +52,8 @@ class Worker:
     def submit(self, feed: Feed) -> None:
         """Queue a feed's requests. Raises QueueFull, EngineClosed, InvalidRequest."""
         count, most = len(feed.requests), self._max_in_flight
+        if not self._thread.is_alive():
+            raise EngineClosed("the engine is closed, or runs in the process this was forked from")
         with self._wake:
             if self._stopping or self._draining:
                 raise EngineClosed("the engine is closed")
