@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +34,17 @@ def spoilt(row):
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
 ONE_HOT = [1.0] + [0.0] * 31
 
+
+class Unreadable(Sequence):
+    """Says how many it holds, and fails when they are asked for."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, at):
+        raise OSError("as scripted")
+
+
 BROKEN = {
     "outside the vocabulary": Draft((40,), (-1,)),
     "1 parents": Draft((1, 2), (-1,)),
@@ -48,6 +60,8 @@ BROKEN = {
     "no law": Draft((1,), (-1,), spoilt([float("nan")] * 32)),
     "no law: rows must be 0 or more": Draft((1,), (-1,), spoilt([2.0, -1.0] + [0.0] * 30)),
     "probability 0": Draft((1,), (-1,), spoilt(ONE_HOT)),
+    "can't be read: OSError: as scripted": Draft(Unreadable(), (-1,)),
+    "can't be read: RuntimeError": Draft((1,), (-1,), PROBS.to("meta")),
 }
 
 
@@ -57,6 +71,13 @@ def test_a_draft_that_breaks_the_contract_is_named_and_leaves_no_trace(make_llm,
     with pytest.raises(DrafterError, match=message):
         llm.generate([PROMPTS[0]], SAMPLED)
     assert_empty(llm)
+
+
+def test_drafts_that_cannot_be_read_are_named(make_llm):
+    drafter = EmptyDrafter()
+    drafter.propose = lambda requests: Unreadable()
+    with pytest.raises(DrafterError, match="can't be read: OSError: as scripted"):
+        make_llm(drafter, 3).generate([PROMPTS[0]], GREEDY)
 
 
 @pytest.mark.parametrize("drafts", [None, [], 5, (Draft() for _ in range(1))], ids=repr)

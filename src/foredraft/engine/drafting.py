@@ -87,6 +87,19 @@ def ask(
     if not wanted:
         return {}
     drafts: Any = drafter.propose([_view(row, cache) for row in wanted])
+    try:
+        return _check_all(drafts, wanted, drafter, vocab_size)
+    except DrafterError:
+        raise
+    except Exception as error:  # reading it runs foreign code: a length, an item, a tensor's kind
+        raise DrafterError(
+            f"the drafter's drafts can't be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_all(
+    drafts: Any, wanted: Sequence[Scheduled], drafter: Drafter, vocab_size: int
+) -> dict[str, CheckedDraft]:
     if not isinstance(drafts, Sequence) or len(drafts) != len(wanted):
         given = f"{len(drafts)} drafts" if isinstance(drafts, Sequence) else f"{drafts!r}"
         raise DrafterError(f"the drafter gave {given} for {len(wanted)} requests")
