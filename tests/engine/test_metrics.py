@@ -17,8 +17,8 @@ from foredraft import AsyncEngine, ConfigError, RequestOptions
 from foredraft.core.counts import AcceptanceCounts
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine import build
-from foredraft.engine.tally import MAX_TYPES, OTHER
 from foredraft.planning.cost import CostCurve
+from foredraft.planning.policy import MAX_TYPES, OTHER_TYPES
 from foredraft.testing.drafters import LiarDrafter, RaisingDrafter, RepeatDrafter, TreeDrafter
 from foredraft.testing.models import write_tiny_checkpoint
 
@@ -248,7 +248,7 @@ def test_a_type_of_ones_own_labels_and_too_many_are_one(target):
     engine, witness = run(main)
     requests = values(engine, "requests_total", finish_reason="length")
     assert requests["kind 0",] == 1
-    assert requests[OTHER,] == 5
+    assert requests[OTHER_TYPES,] == 5
     assert sum(requests.values()) == len(witness.requests)
 
 

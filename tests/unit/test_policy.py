@@ -18,6 +18,7 @@ from foredraft.planning.allocation import Costs, Objective, Prospect, allocate, 
 from foredraft.planning.cost import CostCurve
 from foredraft.planning.estimates import Estimates, Outlook
 from foredraft.planning.policy import (
+    MAX_TYPES,
     Judged,
     Load,
     RequestState,
@@ -257,6 +258,18 @@ def test_an_ended_request_is_forgotten() -> None:
         policy.release(str(number))
     assert not policy._estimates._requests
     assert not policy._last_draft
+
+
+def test_types_without_end_are_told_apart_up_to_a_number() -> None:
+    estimates = Estimates()
+    for number in range(10 * MAX_TYPES):
+        accepted = 2 if number < MAX_TYPES else 0
+        estimates.add(Judged("", f"kind {number}", 2, 2, accepted, ended=True))
+    assert len(estimates._types) == MAX_TYPES + 1  # all further ones share what they teach
+    first, later, new = (
+        estimates.outlook("", kind, 1).survival[0] for kind in ("kind 0", "kind 70", "kind 999")
+    )
+    assert first > later == new
 
 
 def test_batch_sizes_choose_widths() -> None:

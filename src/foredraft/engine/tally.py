@@ -18,10 +18,15 @@ from foredraft.core.counts import AcceptanceCounts
 from foredraft.engine.observing import Commit
 from foredraft.engine.request import Request
 from foredraft.planning.adaptive import AdaptivePolicy
-from foredraft.planning.policy import Judged, Load, Policy, StepRecord
+from foredraft.planning.policy import (
+    MAX_TYPES,
+    OTHER_TYPES,
+    Judged,
+    Load,
+    Policy,
+    StepRecord,
+)
 
-MAX_TYPES = 64  # request types that are told apart; clients choose them
-OTHER = "other"
 SHORT_SECONDS = (
     *(0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
@@ -126,7 +131,7 @@ class Tally:
 
     def _of_type(self, request_type: str) -> TypeTally:
         if request_type not in self.types and len(self.types) >= MAX_TYPES:
-            request_type = OTHER
+            request_type = OTHER_TYPES
         return self.types.setdefault(request_type, TypeTally())
 
     def _add_commit(self, tally: TypeTally, commit: Commit) -> None:

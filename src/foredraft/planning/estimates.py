@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foredraft.planning.policy import Judged
+from foredraft.planning.policy import MAX_TYPES, OTHER_TYPES, Judged
 
 PRIOR_ACCEPTANCE = 0.75  # of a drafter that nothing is known of: worth trying
 TYPE_MEMORY = 200.0  # drafts; evidence older than that counts little
@@ -92,9 +92,14 @@ class Estimates:
         """Count one draft, or one question that found none."""
         if not judged.asked:
             return
-        self._types.setdefault(judged.request_type, _Evidence()).add(judged, TYPE_MEMORY)
+        kind = self._known_type(judged.request_type)
+        self._types.setdefault(kind, _Evidence()).add(judged, TYPE_MEMORY)
         if not judged.ended:
             self._requests.setdefault(judged.id, _Evidence()).add(judged, REQUEST_MEMORY)
+
+    def _known_type(self, request_type: str) -> str:
+        full = len(self._types) >= MAX_TYPES
+        return OTHER_TYPES if full and request_type not in self._types else request_type
 
     def release(self, request_id: str) -> None:
         """Forget a request; its type remembers."""
@@ -102,7 +107,7 @@ class Estimates:
 
     def outlook(self, request_id: str, request_type: str, width: int) -> Outlook:
         """For a draft of up to `width` tokens."""
-        kind = self._types.get(request_type, _NOTHING)
+        kind = self._types.get(self._known_type(request_type), _NOTHING)
         own = self._requests.get(request_id, _NOTHING)
         survival, filled = [], []
         alive, there = 1.0, 1.0

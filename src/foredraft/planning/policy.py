@@ -14,6 +14,9 @@ from typing import Protocol
 
 from foredraft.core.counts import AcceptanceCounts
 
+MAX_TYPES = 64  # request types that are told apart: clients choose them
+OTHER_TYPES = "other"  # all further ones
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
