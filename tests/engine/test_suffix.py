@@ -165,3 +165,13 @@ def test_an_aborted_request_leaves_what_it_said_and_no_state(make_llm, plain):
     whole = [*PROMPTS[0], *plain(GREEDY, [PROMPTS[0]])[0]]
     assert text == whole[: len(text)]
     assert len(text) > len(PROMPTS[0])
+
+
+def test_bounds_hold_while_requests_run(make_llm, plain):
+    """So few tokens that running requests push one another out."""
+    for most in (1, 30, 70):
+        drafter = CheckedSuffix(suffix_decoding_max_cached_tokens=most, **EAGER)
+        llm = make_llm(drafter, 4)
+        options = [RequestOptions(cache_salt=salt) for salt in "abcab"]
+        assert ids(llm.generate(PROMPTS, GREEDY, options=options)) == plain(GREEDY)
+        assert drafter.responses.num_tokens <= most

@@ -79,6 +79,7 @@ def test_tokens_are_bounded_over_all_salts() -> None:
     # Alone beyond the bound: nothing is kept of it, nor of any other.
     assert tell(made, "long", [1], list(range(40))) not in made._responses
     assert (made.num_tokens, made.num_responses) == (0, 0)
+    assert not made.propose(("", 99), [1, 2], LIMITS, Estimates().values).tokens
     assert not made._indexes
 
 

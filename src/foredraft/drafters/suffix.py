@@ -21,6 +21,7 @@ from foredraft.drafters.suffix_source import SuffixSource, index_maker
 DEFAULT_DRAFT_LENGTH = 8
 MAX_OCCURRENCES = 64  # places counted for each n-gram length: the work of a draft is bounded
 MAX_DEPTH = 256
+SHARED_TOKENS = 16  # an index that other requests wrote to is not in cache: fewer, longer visits
 TAIL = 8  # known tokens compared with a request's, to see that its history is the same
 
 
@@ -63,6 +64,7 @@ class _State:
     response: Key | None = None
     drafted: Proposal | None = None  # not judged yet
     from_responses: bool = False
+    unshared: list[int] = field(default_factory=list)  # known, not in the past responses yet
     unread: list[int] = field(default_factory=list)  # committed since it was last asked
 
     def note(self, result: StepResult, accepted: Sequence[int]) -> None:
@@ -147,7 +149,8 @@ class SuffixDrafter:
     def release(self, request_id: str) -> None:
         state = self._states.pop(request_id, None)
         if state is not None and state.response is not None and self.responses is not None:
-            self.responses.append(state.response, state.known, state.unread)
+            position = state.known - len(state.unshared)
+            self.responses.append(state.response, position, [*state.unshared, *state.unread])
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless every index agrees with its texts."""
@@ -191,12 +194,18 @@ class SuffixDrafter:
         if len(tokens) < known or end[: len(check)] != check:
             del self._states[request.id]
             return self._begun(request)
-        new = end[len(check) :]
-        self._extend(state, new)
-        responses, key = self.responses, state.response
-        if responses is not None and key is not None and not responses.append(key, known, new):
-            state.response = None  # evicted: the running requests alone are beyond the bounds
+        self._extend(state, end[len(check) :])
+        if len(state.unshared) >= SHARED_TOKENS:
+            self._share(state)
         return state
+
+    def _share(self, state: _State) -> None:
+        """Let other requests of the salt copy what is known."""
+        responses, key = self.responses, state.response
+        position = state.known - len(state.unshared)
+        if responses is not None and key and not responses.append(key, position, state.unshared):
+            state.response = None  # evicted
+        state.unshared = []
 
     def _begun(self, request: DraftRequest) -> _State:
         index = self._make_index()
@@ -208,12 +217,14 @@ class SuffixDrafter:
                 request.id, request.cache_salt, tokens, request.num_prompt_tokens
             )
             state.response = key if self.responses.extend(key, tokens) else None
+        state.unshared = []
         return state
 
     def _extend(self, state: _State, new: Sequence[int]) -> None:
         state.index.extend(state.text, new)
         state.known += len(new)
         state.tail = [*state.tail, *new][-self._num_tail :]
+        state.unshared += new
         state.unread = []
 
 

@@ -40,6 +40,9 @@ class Proposal(NamedTuple):
     text: int  # where the first token was found; -1: nowhere
 
 
+NOTHING = Proposal([], [], [], 0.0, -1)
+
+
 def cell(match: int, count: int, total: int) -> int:
     """Where `count` of the `total` places of a context of `match` tokens are counted."""
     if count == total:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foredraft.drafters.suffix_draft import DraftLimits, Proposal
+from foredraft.drafters.suffix_draft import NOTHING, DraftLimits, Proposal
 from foredraft.drafters.suffix_source import SuffixSource
 
 Key = tuple[str, int]  # salt, number of the text in the salt's index
@@ -101,7 +101,10 @@ class ResponseCache:
         self, key: Key, context: Sequence[int], limits: DraftLimits, estimates: Sequence[float]
     ) -> Proposal:
         """A draft from other responses of the salt than the one at `key`."""
-        return self._indexes[key[0]].propose(context, limits, estimates, excluded=key[1])
+        index = self._indexes.get(key[0])
+        if index is None:  # all of the salt's are evicted
+            return NOTHING
+        return index.propose(context, limits, estimates, excluded=key[1])
 
     def use(self, salt: str, text: int) -> None:
         """A draft came from this text."""
