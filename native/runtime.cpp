@@ -3,6 +3,7 @@
 #include "row_math.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -222,11 +223,36 @@ void Runtime::move_slots(const CacheView& c, const std::vector<int64_t>& sources
         std::memmove(at(base, destinations[i], h), at(base, sources[i], h), bytes);
 }
 
+namespace {
+
+int64_t argmax_of(const KernelTable& table, const float* row, int64_t n) { return table.argmax_float(row, n); }
+int64_t argmax_of(const KernelTable& table, const double* row, int64_t n) { return table.argmax_double(row, n); }
+
+}  // namespace
+
 void Runtime::argmax_rows(const void* rows, int64_t count, int64_t n, bool wide, int64_t* ids) const {
-  pool_->parallel(static_cast<int>(count), [&](int task) {
-    ids[task] = wide ? table_->argmax_double(static_cast<const double*>(rows) + task * n, n)
-                     : table_->argmax_float(static_cast<const float*>(rows) + task * n, n);
+  wide ? argmax_rows(static_cast<const double*>(rows), count, n, ids) : argmax_rows(static_cast<const float*>(rows), count, n, ids);
+}
+
+// Where there are fewer rows than threads a row is shared out in pieces, of which the first with a NaN or the largest value says the id.
+template <class T>
+void Runtime::argmax_rows(const T* rows, int64_t count, int64_t n, int64_t* ids) const {
+  constexpr int64_t kLeastPiece = 8192;
+  const int64_t pieces = count == 0 ? 1 : std::clamp<int64_t>(threads() / count, 1, std::max<int64_t>(1, n / kLeastPiece));
+  std::vector<int64_t> found(static_cast<size_t>(count * pieces));
+  pool_->parallel(static_cast<int>(count * pieces), [&](int task) {
+    const int64_t first = n * (task % pieces) / pieces, last = n * (task % pieces + 1) / pieces;
+    found[static_cast<size_t>(task)] = first + argmax_of(*table_, rows + task / pieces * n + first, last - first);
   });
+  for (int64_t row = 0; row < count; ++row) {
+    const T* const values = rows + row * n;
+    ids[row] = found[static_cast<size_t>(row * pieces)];
+    for (int64_t piece = 1; piece < pieces; ++piece) {
+      const int64_t id = found[static_cast<size_t>(row * pieces + piece)];
+      if (std::isnan(values[ids[row]])) break;
+      if (values[id] > values[ids[row]] || std::isnan(values[id])) ids[row] = id;
+    }
+  }
 }
 
 void Runtime::top_ids(const void* rows, int64_t count, int64_t n, bool wide, int64_t k, int64_t* ids) const {

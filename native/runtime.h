@@ -50,6 +50,8 @@ class Runtime {
   float read_memory(const float* p, int64_t n) const;
 
  private:
+  template <class T>
+  void argmax_rows(const T* rows, int64_t count, int64_t n, int64_t* ids) const;
   void run_block(const Block& block, const Plan& plan, const CacheView& cache, const float* hidden, int64_t rows, float* out) const;
 
   const KernelTable* table_;

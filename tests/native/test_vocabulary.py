@@ -261,3 +261,20 @@ def test_draws_by_coins_have_the_law_of_the_weights() -> None:
     weights[[3, 256, 700, 999]] = torch.tensor([1.0, 2.0, 4.0, 1.0], dtype=torch.float64)
     drawn = [math.draw(weights, (i + 0.5) / 800) for i in range(800)]
     assert {each: drawn.count(each) for each in drawn} == {3: 100, 256: 200, 700: 400, 999: 100}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_argmax_of_a_row_that_threads_share(threads: int, dtype: torch.dtype) -> None:
+    math = NativeKernels(threads).row_math
+    row = random(49153).mul(8).round().to(dtype)
+    expected = row.tolist().index(float(row.max()))
+    assert math.argmax_rows(row[None]) == [expected]
+    for at in (0, 24575, 24576, 49152):
+        high = row.clone()
+        high[at:] = 1e6
+        assert math.argmax_rows(high[None]) == [at]
+        high[49152] = torch.nan
+        assert math.argmax_rows(high[None]) == [49152]
+        high[at] = torch.nan
+        assert math.argmax_rows(high[None]) == [at]
