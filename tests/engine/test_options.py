@@ -8,6 +8,8 @@ import pytest
 
 from foredraft import LLM, InvalidRequest, RequestOptions
 from foredraft.drafters.ngram import NgramDrafter
+from foredraft.drafters.prediction import PredictionDrafter
+from foredraft.models.decoder import cache_shape
 from foredraft.testing.drafters import RecordingDrafter, RepeatDrafter
 from foredraft.testing.pairs import tiny_noisy_pair
 
@@ -145,3 +147,50 @@ def test_completions_share_their_options(make_llm):
     drafter = RecordingDrafter(RepeatDrafter(3))
     make_llm(drafter, 4).generate(PROMPTS[0], params, PLAIN)
     assert drafter.requests == []
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_a_prediction_is_drafted_and_changes_nothing(make_llm, plain, params):
+    """Right, cut, changed in the middle, wrong and none, side by side."""
+    want = plain(params)
+    changed = [*want[2][:9], 1, 2, *want[2][10:]]
+    each = [want[0], want[1][:7], changed, [3] * 24, None]
+    options = [RequestOptions(prediction=prediction) for prediction in each]
+    llm = make_llm(PredictionDrafter(prediction_fallback="none"), 5)
+    outputs = llm.generate(PROMPTS, params, options)
+    assert tokens_of(outputs) == want
+    accepted = [o.metrics.speculative_decoding.num_accepted_draft_tokens for o in outputs]
+    assert accepted[0] == 20  # 24 tokens in 4 steps
+    assert accepted[2] > 12
+    assert outputs[4].metrics.speculative_decoding.num_draft_tokens == 0
+
+
+def test_a_predicted_text_is_read_as_the_answer_is(make_llm, plain, target):
+    text = target.tokenizer.decode(plain(GREEDY)[0])
+    llm = make_llm(PredictionDrafter(), 5)
+    (output,) = llm.generate([PROMPTS[0]], GREEDY, RequestOptions(prediction=text))
+    assert tokens_of([output]) == plain(GREEDY)[:1]
+    again = llm.generate([PROMPTS[0]], GREEDY, RequestOptions(prediction=[]))
+    assert tokens_of(again) == tokens_of([output])
+
+
+def test_a_prediction_survives_a_preemption(make_llm, plain, target):
+    shape = cache_shape(target.config, target.cache_dtype)
+    few = 12 * 4 * shape.bytes_per_position / 2**30
+    llm = make_llm(PredictionDrafter(), 5, kv_cache_gib=few)
+    options = [RequestOptions(prediction=each) for each in plain(GREEDY)]
+    assert tokens_of(llm.generate(PROMPTS, GREEDY, options)) == plain(GREEDY)
+    assert llm.engine.scheduler.num_preemptions > 0
+
+
+def test_a_prediction_that_nobody_reads_is_refused(make_llm):
+    options = RequestOptions(prediction="x")
+    for llm in (make_llm(), make_llm(RepeatDrafter(3))):
+        with pytest.raises(InvalidRequest, match="read by the speculative method 'prediction'"):
+            llm.generate([PROMPTS[0]], GREEDY, options)
+    reader = make_llm(PredictionDrafter())
+    with pytest.raises(InvalidRequest, match=r"prediction token 99 is not an id in 0\.\.31"):
+        reader.generate([PROMPTS[0]], GREEDY, RequestOptions(prediction=[1, 99]))
+    for bad in (7, [1.5], {1, 2}, b"x"):
+        with pytest.raises(InvalidRequest, match="a prediction must be text or a list of token"):
+            RequestOptions(prediction=bad)

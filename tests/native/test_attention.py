@@ -312,3 +312,16 @@ def test_slots_move_one_after_the_other(moves: list[tuple[int, int]], dtype: tor
     NativeKernels().move_slots(keys, values, sources, destinations)
     assert torch.equal(keys, expected[0])
     assert torch.equal(values, expected[1])
+
+
+@given(moves=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=8))
+def test_slots_of_all_layers_move_alike(moves: list[tuple[int, int]]) -> None:
+    sources, destinations = [m[0] for m in moves], [m[1] for m in moves]
+    for kernels in (NativeKernels(num_threads=1), ReferenceKernels()):
+        keys, values = random(5, 3, 2, 4, 8), random(5, 3, 2, 4, 8, seed=1)
+        expected = keys.clone(), values.clone()
+        for layer in range(5):
+            kernels.move_slots(expected[0][layer], expected[1][layer], sources, destinations)
+        kernels.move_slots(keys, values, sources, destinations)
+        assert torch.equal(keys, expected[0])
+        assert torch.equal(values, expected[1])

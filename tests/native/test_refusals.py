@@ -21,6 +21,7 @@ PACKED = KERNELS.pack(torch.zeros(4, 6))
 PLAN = KERNELS.prepare([Segment(0, 2, (), (0,))], 4)
 TABLE = torch.zeros(2, 4)
 CACHE = torch.zeros(2, 2, 4, 8)
+LAYERS = torch.zeros(3, 2, 2, 4, 8)
 HEAD = torch.zeros(8)
 
 
@@ -92,6 +93,8 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     (r"3 query heads cannot share 2 key heads", lambda: attention((2, 3, 8), CACHE)),
     (r"the plan has 2 rows, the tensor 1", lambda: attention((1, 2, 8), CACHE)),
     (r"slot 8 is outside 0 to 7", lambda: KERNELS.move_slots(CACHE, CACHE, [0], [8])),
+    (r"slot 8 is outside 0 to 7", lambda: KERNELS.move_slots(LAYERS, LAYERS, [8], [0])),
+    (r"slot -1 is outside 0 to 7", lambda: KERNELS.move_slots(LAYERS, LAYERS, [0], [-1])),
     (r"1 sources for 2 destinations", lambda: KERNELS.move_slots(CACHE, CACHE, [0], [1, 2])),
     (r"chain >= 1", lambda: prepare(0, 0, (), (0,))),
     (r"prefix >= 0", lambda: prepare(-1, 1, (), (0,))),

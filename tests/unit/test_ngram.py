@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foredraft.core.errors import ConfigError
+from foredraft.core.trees import topology
 from foredraft.drafters.interface import Drafter, DraftRequest
 from foredraft.drafters.ngram import NgramDrafter, NgramIndex
 from foredraft.testing.requests import draft_request
@@ -220,3 +221,79 @@ def test_a_step_costs_the_same_at_any_context_length(monkeypatch: pytest.MonkeyP
     short = operations_per_step(50, monkeypatch)
     assert operations_per_step(50_000, monkeypatch) == short
     assert short <= 100
+
+
+def tree(drafter: NgramDrafter, tokens: Sequence[int], nodes: int) -> tuple[list[int], list[int]]:
+    (made,) = drafter.propose([request(tokens, nodes)])
+    topology(tuple(made.parents))
+    siblings = list(zip(made.parents, made.tokens, strict=True))
+    assert len(set(siblings)) == len(siblings)
+    return list(made.tokens), list(made.parents)
+
+
+def test_several_matches_share_what_they_have_in_common() -> None:
+    drafter = NgramDrafter(prompt_lookup_min=2, prompt_lookup_num_matches=2)
+    assert drafter.capabilities.tree
+    # After 1 2: first 3 4 5, then 3 6 7, which is the latest.
+    tokens = [1, 2, 3, 4, 5, 9, 1, 2, 3, 6, 7, 9, 8, 1, 2]
+    assert tree(drafter, tokens, 3) == ([3, 6, 7], [-1, 0, 1])
+    assert tree(drafter, tokens, 6) == ([3, 6, 7, 9, 8, 4], [-1, 0, 1, 2, 3, 0])
+    assert tree(drafter, tokens, 0) == ([], [])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=50),
+    cut=st.integers(1, 50),
+    count=st.integers(2, 6),
+    nodes=st.integers(1, 12),
+)
+def test_every_branch_of_a_tree_continues_a_match(
+    tokens: list[int], cut: int, count: int, nodes: int
+) -> None:
+    drafter = NgramDrafter(4, 1, 3, prompt_lookup_num_matches=count)
+    tree(drafter, tokens[:cut], nodes)
+    made, parents = tree(drafter, tokens, nodes)
+    drafter.check_integrity()
+    ends: list[int] = []
+    for n in (3, 2, 1):
+        suffix = tokens[-n:]
+        places = [e for e in range(n, len(tokens)) if tokens[e - n : e] == suffix]
+        ends += [e for e in reversed(places) if len(suffix) == n and e not in ends]
+    branches = [list(tokens) for _ in ends[:count]]
+    for branch, end in zip(branches, ends[:count], strict=True):
+        for i in range(nodes):
+            branch.append(branch[end + i])
+    continued = [branch[len(tokens) :] for branch in branches]
+    shape = topology(tuple(parents))
+    for node in range(len(made)):
+        path = [made[each] for each in shape.path(node)]
+        assert any(branch[: len(path)] == path for branch in continued)
+    # The best match is followed first, and no node that could be had is left out.
+    different = {tuple(branch[:d]) for branch in continued for d in range(1, nodes + 1)}
+    assert len(made) == min(nodes, len(different))
+    if made:
+        assert made[0] in {branch[0] for branch in continued}
+
+
+def test_one_match_as_a_tree_is_the_chain() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 1, 2]
+    many = NgramDrafter(prompt_lookup_num_matches=8)
+    assert tree(many, tokens, 4) == ([3, 4, 5, 6], [-1, 0, 1, 2])
+    assert draft(NgramDrafter(), tokens, 4) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt_lookup_num_matches": 0}, "prompt_lookup_num_matches must be an integer of 1"),
+        ({"prompt_lookup_num_matches": 17}, "at most 16, got 17"),
+        (
+            {"prompt_lookup_num_matches": 2, "prompt_lookup_match": "earliest"},
+            "needs prompt_lookup_match 'latest', got 'earliest'",
+        ),
+    ],
+)
+def test_several_matches_are_bounded(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        NgramDrafter(**options)

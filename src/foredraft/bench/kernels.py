@@ -22,17 +22,15 @@ from torch import Tensor
 
 from foredraft.bench.attention import AttentionBench
 from foredraft.bench.clock import seconds_of
+from foredraft.bench.passes import RepeatedPass, dtype_name, tree_entry
 from foredraft.bench.provenance import provenance
 from foredraft.core.acceptance import decide_all, match
 from foredraft.core.rejection import rejection
 from foredraft.core.row_math import RowMath
 from foredraft.core.trees import chain
 from foredraft.core.truncation import WHOLE, Truncation
-from foredraft.kernels.interface import Segment
 from foredraft.kernels.native import NativeKernels
 from foredraft.models.config import ModelConfig
-from foredraft.models.decoder import new_cache
-from foredraft.models.interface import FlatBatch
 from foredraft.models.load import LoadedModel
 
 Progress = Callable[[str, int, int], None]  # what, done, of
@@ -44,7 +42,6 @@ PROMPT_ROWS = 512
 CONTEXT = 256
 VERIFY_LOADS = ((1, 1), (1, 5), (8, 1), (8, 5))  # requests, rows of each
 TOP_P = 0.9
-PAGE_SIZE = 16
 BANDWIDTH_BYTES = 512 << 20
 SMALLEST_WORKING_SET = 128 << 20
 # torch's own threads go on spinning for a while after an operation, on the cores we measure on.
@@ -210,9 +207,9 @@ class _LinearBench:
 
 def bench_forward(loaded: LoadedModel, rounds: int, progress: Progress) -> list[dict[str, Any]]:
     """Whole passes of the model: few rows after a context, and a prompt in one pass."""
-    passes = {rows: _Pass(loaded, rows, CONTEXT) for rows in ROWS}
-    prompt = _Pass(loaded, PROMPT_ROWS, 0)
-    name = f"forward {loaded.name} {_dtype_name(loaded)}"
+    passes = {rows: RepeatedPass(loaded, rows, CONTEXT) for rows in ROWS}
+    prompt = RepeatedPass(loaded, PROMPT_ROWS, 0)
+    name = f"forward {loaded.name} {dtype_name(loaded)}"
     times: dict[int, list[float]] = {rows: [] for rows in passes}
     prompt_times = []
     for done in range(rounds):
@@ -224,46 +221,17 @@ def bench_forward(loaded: LoadedModel, rounds: int, progress: Progress) -> list[
     progress(name, rounds, rounds)
     entries = [(rows, CONTEXT, median(seconds)) for rows, seconds in times.items()]
     entries.append((PROMPT_ROWS, 0, median(prompt_times)))
-    return [
+    passes_alone = [
         {
             "model": loaded.name,
-            "dtype": _dtype_name(loaded),
+            "dtype": dtype_name(loaded),
             "rows": rows,
             "context": context,
             "ms": round(seconds * 1e3, 3),
         }
         for rows, context, seconds in entries
     ]
-
-
-class _Pass:
-    """One repeatable pass: of each request a pending token with a chain of drafts behind a context,
-    or a prompt.
-    """
-
-    def __init__(self, loaded: LoadedModel, rows: int, context: int, requests: int = 1) -> None:
-        config = loaded.config
-        self._model = loaded.model
-        pages = -(-(context + rows) // PAGE_SIZE)
-        self._cache = new_cache(config, requests * pages, PAGE_SIZE, torch.float32, loaded.device)
-        tables = [list(range(i * pages, (i + 1) * pages)) for i in range(requests)]
-        ids = [
-            [(request + i) % config.vocab_size for i in range(context + rows)]
-            for request in range(requests)
-        ]
-        if context:
-            for table, each in zip(tables, ids, strict=True):
-                segment = Segment(0, context, (), table)
-                self._model.run(FlatBatch(each[:context], [segment], [context - 1]), self._cache)
-        drafts = tuple(range(-1, rows - 2)) if context else ()
-        segments = [Segment(context, rows - len(drafts), drafts, table) for table in tables]
-        asked = None if context else [rows - 1]
-        self._batch = FlatBatch([i for each in ids for i in each[context:]], segments, asked)
-        self.run()
-
-    def run(self) -> Tensor:
-        """The logits, of every row behind a context."""
-        return self._model.run(self._batch, self._cache).logits
+    return [*passes_alone, tree_entry(loaded, CONTEXT, rounds)]
 
 
 def bench_verify(loaded: LoadedModel, rounds: int, progress: Progress) -> list[dict[str, Any]]:
@@ -274,7 +242,7 @@ def bench_verify(loaded: LoadedModel, rounds: int, progress: Progress) -> list[d
     vocab = loaded.config.vocab_size
     for done, (requests, rows) in enumerate(VERIFY_LOADS):
         progress("verify", done, len(VERIFY_LOADS))
-        one = _Pass(loaded, rows, CONTEXT, requests)
+        one = RepeatedPass(loaded, rows, CONTEXT, requests)
         rules = _rules(loaded.model.kernels.row_math, one.run().view(requests, rows, vocab))
         times: dict[str, list[float]] = {rule: [] for rule in rules}
         passes = []
@@ -355,7 +323,7 @@ def summarise(
             "prefill_speed_over_torch_float32": _ratios(torch_many, many, "torch_us", "us"),
             "all_of_a_pass": _all_of_a_pass(linear, name),
         }
-        passes = {e["rows"]: e["ms"] for e in forward if e["dtype"] == name}
+        passes = {e["rows"]: e["ms"] for e in forward if e["dtype"] == name and "tree" not in e}
         if passes:
             summary[name]["forward_over_one_row"] = {
                 rows: round(passes[rows] / passes[1], 3) for rows in ROWS
@@ -397,10 +365,6 @@ def _ratios(
     above: Sequence[Mapping[str, Any]], below: Sequence[Mapping[str, Any]], a: str, b: str
 ) -> list[float]:
     return [round(x[a] / y[b], 3) for x, y in zip(above, below, strict=True)]
-
-
-def _dtype_name(loaded: LoadedModel) -> str:
-    return str(loaded.dtype).removeprefix("torch.")
 
 
 @contextmanager

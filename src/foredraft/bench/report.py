@@ -134,6 +134,8 @@ def _passes(result: Result) -> str:
     """Milliseconds of whole passes, a line a dtype."""
     lines: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     for each in result["forward"]:
+        if "tree" in each:  # compared with a chain in its own entry
+            continue
         key = (each["model"], each["dtype"])
         lines.setdefault(key, {})[each["rows"], each["context"]] = each["ms"]
     columns = list(next(iter(lines.values())))

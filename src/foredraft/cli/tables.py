@@ -83,7 +83,12 @@ def kernels_table(result: Mapping[str, Any]) -> Group:
         for each in result["linear"]
     ]
     passes = [
-        (each["dtype"], str(each["context"]), str(each["rows"]), f"{each['ms']:.2f}")
+        (
+            each["dtype"],
+            str(each["context"]),
+            f"{each['rows']}, a tree" if "tree" in each else str(each["rows"]),
+            f"{each['ms']:.2f}",
+        )
         for each in result["forward"]
     ]
     headings = ("format", "N x K", "rows", "us", "GB/s", "GFLOP/s", "torch us")

@@ -94,8 +94,8 @@ class Alignment:
 
     It stands at the start; each token that the prediction has there moves it on by one. Any other
     token leaves the prediction, and the output rejoins it where its last `rejoin` tokens occur: at
-    the place with the most tokens before it in common, the nearest to where it left among equals,
-    a later one before an earlier one.
+    the place with the most tokens before it in common; of equals one behind where it left goes
+    before an earlier one, and a nearer one before a farther one.
     """
 
     def __init__(self, prediction: Sequence[int], rejoin: int) -> None:
@@ -137,8 +137,9 @@ class Alignment:
         near = places[max(0, nearest - MAX_PLACES // 2) : nearest + MAX_PLACES // 2]
         return max(near, key=self._merit, default=None)
 
-    def _merit(self, place: int) -> tuple[int, int]:
-        return self._in_common(place), -abs(2 * (place - self._left_at) - 1)
+    def _merit(self, place: int) -> tuple[int, bool, int]:
+        ahead = place - self._left_at
+        return self._in_common(place), ahead >= 0, -abs(ahead)
 
     def _in_common(self, place: int) -> int:
         """Tokens before `place` that end the output too, as far as it is looked."""

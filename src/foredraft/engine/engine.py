@@ -328,7 +328,8 @@ class Engine:
         """Move accepted nodes' keys and values to the positions that follow the chain; those of a
         draft that is a chain are there already.
         """
-        if accepted == tuple(range(len(accepted))):
+        moved = [(node, place) for place, node in enumerate(accepted) if node != place]
+        if not moved:
             return
         pages, page_size = window.request.pages, self.config.page_size
         first = window.start + window.chain
@@ -336,10 +337,11 @@ class Engine:
         def slot(index: int) -> int:
             return pages[index // page_size] * page_size + index % page_size
 
-        sources = [slot(first + node) for node in accepted]
-        destinations = [slot(first + i) for i in range(len(accepted))]
-        for keys, values in zip(self.cache.keys, self.cache.values, strict=True):
-            self.model.kernels.move_slots(keys, values, sources, destinations)
+        sources = [slot(first + node) for node, _ in moved]
+        destinations = [slot(first + place) for _, place in moved]
+        # A node comes after its ancestors, so nothing is written over before it is read.
+        kernels, cache = self.model.kernels, self.cache
+        kernels.move_slots(cache.keys, cache.values, sources, destinations)
 
     def _finish(self, request: Request, stop: Stop, error: str | None = None) -> None:
         # In this order a request that an interrupt leaves unfinished is still the scheduler's.

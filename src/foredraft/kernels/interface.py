@@ -118,7 +118,8 @@ class Kernels(Protocol):
     def move_slots(
         self, keys: Tensor, values: Tensor, sources: Sequence[int], destinations: Sequence[int]
     ) -> None:
-        """Copy keys and values of slot `sources[i]` to `destinations[i]`, in order.
+        """Copy keys and values of slot `sources[i]` to `destinations[i]`, in order, in all layers.
 
-        Slots are physical: `page * page_size + offset`.
+        keys, values `[P, Hkv, page_size, D]` or `[layers, P, Hkv, page_size, D]`. Slots are
+        physical: `page * page_size + offset`.
         """

@@ -369,6 +369,17 @@ class NativeKernels:
     def move_slots(
         self, keys: Tensor, values: Tensor, sources: Sequence[int], destinations: Sequence[int]
     ) -> None:
-        """Copy physical slots one after the other, in order."""
+        """Copy physical slots one after the other, in order; of all layers in one call."""
+        if keys.dim() == 5:
+            layers, pages, _, page_size, _ = keys.shape
+            slots = pages * page_size
+            outside = [slot for slot in (*sources, *destinations) if not 0 <= slot < slots]
+            if outside:
+                raise ValueError(f"slot {outside[0]} is outside 0 to {slots - 1}")
+            starts = range(0, layers * slots, slots)
+            sources = [start + slot for start in starts for slot in sources]
+            destinations = [start + slot for start in starts for slot in destinations]
+            _cache_arguments(keys, values, 5)
+            keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         cache = _cache_arguments(keys, values)
         self._runtime.move_slots(*cache, list(sources), list(destinations))

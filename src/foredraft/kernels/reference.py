@@ -248,9 +248,15 @@ class ReferenceKernels:
     def move_slots(
         self, keys: Tensor, values: Tensor, sources: Sequence[int], destinations: Sequence[int]
     ) -> None:
-        """Copy physical slots one after the other, in order."""
-        page_size = keys.shape[2]
+        """Copy physical slots as if one after the other, in all layers at once."""
+        origins: dict[int, int] = {}
         for source, destination in zip(sources, destinations, strict=True):
-            for cache in (keys, values):
-                row = cache[source // page_size, :, source % page_size].clone()
-                cache[destination // page_size, :, destination % page_size] = row
+            origins[destination] = origins.get(source, source)
+        if not origins:
+            return
+        page_size = keys.shape[-2]
+        to = torch.tensor(list(origins), device=keys.device)
+        of = torch.tensor(list(origins.values()), device=keys.device)
+        for cache in (keys, values):
+            moved = cache[..., of // page_size, :, of % page_size, :]
+            cache[..., to // page_size, :, to % page_size, :] = moved
