@@ -68,7 +68,9 @@ def test_what_is_ahead_follows_what_was_said(prediction, output, rejoin, cut):
     assert (whole.next, whole.num_followed) == (parts.next, len(output))
     if whole.next is None:
         tail = output[-rejoin:]
-        assert len(tail) < rejoin or not any(prediction[i : i + rejoin] == tail for i in range(len(prediction)))
+        assert len(tail) < rejoin or not any(
+            prediction[i : i + rejoin] == tail for i in range(len(prediction))
+        )
     elif whole.next:
         assert prediction[whole.next - 1] == output[-1]
 

@@ -74,13 +74,9 @@ class RecyclingDrafter:
         self.ranks = RankRates(recycling_top_k)
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        rates = self.ranks.rates
         return [
-            best_tree(
-                self._table(request.cache_salt),
-                self.ranks.rates,
-                request.tokens[-1],
-                request.max_nodes,
-            )
+            best_tree(self._table(request.cache_salt), rates, request.tokens[-1], request.max_nodes)
             for request in requests
         ]
 
@@ -167,8 +163,6 @@ class RankRates:
     def __init__(self, k: int) -> None:
         self._hits = [PRIOR * 0.5 ** (rank + 1) for rank in range(k)]
         self._total = PRIOR
-        self.rates: Sequence[float] = ()
-        self._settle()
 
     def count(self, rank: int | None) -> None:
         """One successor was of this rank; `k` or more: of none."""
@@ -180,11 +174,11 @@ class RankRates:
         if self._total >= 2 * HALF_LIFE:
             self._hits = [hits / 2 for hits in self._hits]
             self._total /= 2
-        self._settle()
 
-    def _settle(self) -> None:
-        # A rank is never taken to be better than the one before it: the tree grows by that order.
-        self.rates = tuple(accumulate((hits / self._total for hits in self._hits), min))
+    @property
+    def rates(self) -> Sequence[float]:
+        """By rank. None is taken to be better than the one before it: trees grow by that order."""
+        return tuple(accumulate((hits / self._total for hits in self._hits), min))
 
 
 def best_tree(table: SuccessorTable, rates: Sequence[float], root: int, max_nodes: int) -> Draft:
