@@ -278,3 +278,22 @@ def test_argmax_of_a_row_that_threads_share(threads: int, dtype: torch.dtype) ->
         assert math.argmax_rows(high[None]) == [49152]
         high[at] = torch.nan
         assert math.argmax_rows(high[None]) == [at]
+
+
+@given(
+    seed=st.integers(0, 99),
+    size=st.sampled_from([1, 31, 256, 257, 1000, 5000]),
+    k=st.integers(1, 40),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_top_ids_are_those_of_a_stable_sort(
+    seed: int, size: int, k: int, dtype: torch.dtype
+) -> None:
+    rows = random(3, size, seed=seed).mul(4).round().to(dtype)  # with many ties
+    rows[1, size // 3 :] = -torch.inf
+    expected = rows.sort(dim=1, descending=True, stable=True).indices[:, :k].tolist()
+    assert NativeKernels(2).row_math.top_ids(rows, k) == expected
+    found = TorchRowMath().top_ids(rows, k)
+    for row, ids, want in zip(rows, found, expected, strict=True):
+        assert row[ids].tolist() == row[want].tolist()
+    assert NativeKernels(1).row_math.top_ids(rows[:0], k) == []
