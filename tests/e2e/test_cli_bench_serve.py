@@ -130,9 +130,32 @@ MISTAKES = {
     "--objective": ("speed", "--objective must be one of throughput, latency, both, none"),
     "--speculative-config": ('{"policy": "adaptive"}', "leave policy out"),
     "--plot": ("x.pdf", "give a name in .png or .svg"),
-    "--prompt-tokens": ("5000", "valid with such answers are up to"),
+    "--prompt-tokens": ("100000000", "valid with such answers are up to"),
+    "--max-tokens": ("99999", "answers of 99999 tokens leave no room for a prompt"),
     "--url": ("nowhere", "--url must be like http://localhost:8000, got 'nowhere'"),
 }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--rate", "1e-9"], "--rate 1e-09 takes 8e+09 seconds for 8 requests, more than 3600"),
+        (["--rate", "1e9"], "--rate 1e+09 would send 1.06667e+10 requests, more than 100000"),
+        (["--rate", "1e308", "--seconds", "1e308"], "requests, more than 100000"),
+        (["--rate", "5", "--requests", "200000"], "would send 200000 requests"),
+    ],
+)
+def test_arrivals_that_never_end_are_refused(
+    arguments: list[str],
+    words: str,
+    tiny: Path,
+    workload: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "serve", str(tiny), "--workload", str(workload), *arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert words in lines[0]
 
 
 @pytest.mark.parametrize("option", MISTAKES)

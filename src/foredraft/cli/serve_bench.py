@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MOST_REQUESTS = 1024
 MOST_WIDTH = 64
+MOST_ARRIVALS, LONGEST_ARRIVALS = 100_000, 3600.0  # requests of a measurement, and seconds
 CONCURRENCY, QUICK_CONCURRENCY = "1,2,4,8,16,32", "1,4,16"
 WIDTHS, QUICK_WIDTHS = "1,2,4,5", "2,5"
 ROUNDS, QUICK_ROUNDS = 3, 1
@@ -93,7 +94,7 @@ class LoadOptions:
             many = QUICK_CONCURRENCY if self.quick else CONCURRENCY
         crowds = [] if many is None else _counts("--concurrency", many, 1, MOST_REQUESTS)
         rates = [] if self.rate is None else _rates(self.rate)
-        return Settings(
+        settings = Settings(
             [*(Level(concurrency=n) for n in crowds), *(Level(rate=each) for each in rates)],
             self.max_tokens,
             self.rounds or (QUICK_ROUNDS if self.quick else ROUNDS),
@@ -102,6 +103,9 @@ class LoadOptions:
             self.temperature,
             self.seed,
         )
+        for rate in rates:
+            _check_arrivals(rate, settings.arrivals(rate))
+        return settings
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,19 @@ def _rates(text: str) -> list[float]:
     if not all(0.0 < value < inf for value in values):
         raise UserError(f"--rate must be numbers above 0 with commas between, got {text!r}")
     return list(dict.fromkeys(values))
+
+
+def _check_arrivals(rate: float, number: float) -> None:
+    if number > MOST_ARRIVALS:
+        raise UserError(
+            f"--rate {rate:g} would send {number:g} requests, more than {MOST_ARRIVALS}: lower it, "
+            "--seconds or --requests"
+        )
+    if number / rate > LONGEST_ARRIVALS:
+        raise UserError(
+            f"--rate {rate:g} takes {number / rate:.3g} seconds for {number:g} requests, more than "
+            f"{LONGEST_ARRIVALS:g}: raise it or lower --requests"
+        )
 
 
 def check_plot(plot: Path | None) -> None:

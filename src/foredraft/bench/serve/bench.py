@@ -19,6 +19,7 @@ from foredraft.bench.serve.results import comparisons, points
 from foredraft.bench.serve.sweep import Measured, Progress, Settings, Sweep
 from foredraft.bench.serve.verdicts import verdicts
 from foredraft.bench.workload import Item
+from foredraft.core.errors import UserError
 from foredraft.engine.memory import choose_cache_dtype
 from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel
@@ -61,6 +62,11 @@ async def bench_engines(
     """
     limit = comparison.engine.get("max_model_len") or loaded.config.max_position_embeddings
     room = limit - settings.max_tokens
+    if room < 1:
+        raise UserError(
+            f"answers of {settings.max_tokens} tokens leave no room for a prompt: the context "
+            f"holds {limit}"
+        )
     prompts = of_tokens(loaded.tokenizer, items, room, comparison.prompt_tokens)
     longest = max(len(prompt.token_ids) for prompt in prompts) + settings.max_tokens
     engine = _engine_settings(loaded, comparison, settings, longest)

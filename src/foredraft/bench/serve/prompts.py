@@ -30,6 +30,10 @@ def of_tokens(
 
     Raises UserError for a prompt of more than `limit` tokens, naming its line and id.
     """
+    if prompt_tokens is not None and prompt_tokens > limit:  # before they are made
+        raise UserError(
+            f"prompts of {prompt_tokens} tokens: valid with such answers are up to {limit}"
+        )
     ordered = by_turns(items)
     prompts = []
     for number, item in enumerate(ordered):

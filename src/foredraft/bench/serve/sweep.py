@@ -7,6 +7,7 @@ a minute in which the machine is slow falls on all alike.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,7 +64,8 @@ class Settings:
 
     def arrivals(self, rate: float) -> int:
         """Requests of an open loop: `requests`, or as many as arrive in a window's seconds."""
-        return self.requests or max(8, round(rate * self.seconds / (1.0 - WARM_SHARE)))
+        wanted = min(rate * self.seconds / (1.0 - WARM_SHARE), float(sys.maxsize))
+        return self.requests or max(8, round(wanted))
 
     def extent(self, level: Level) -> Extent:
         requests = self.requests
