@@ -92,7 +92,7 @@ def test_a_tree_holds_both_continuations() -> None:
     made = draft(SuffixDrafter(suffix_decoding_tree=True), tokens, 4)
     first = {t for t, parent in zip(made.tokens, made.parents, strict=True) if parent == -1}
     assert first == {3, 5}
-    assert draft(SuffixDrafter(), tokens, 4).parents == (-1, 0, 1, 2)
+    assert chain(SuffixDrafter(), tokens, 4)[:1] == [5]
 
 
 def test_acceptance_changes_what_is_drafted() -> None:

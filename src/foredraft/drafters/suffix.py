@@ -96,8 +96,8 @@ class SuffixDrafter:
         suffix_decoding_max_tree_depth: int = 24,
         suffix_decoding_max_cached_requests: int = 10_000,
         suffix_decoding_max_cached_tokens: int = 250_000,
-        suffix_decoding_max_spec_factor: float = 2.0,
-        suffix_decoding_min_token_prob: float = 0.1,
+        suffix_decoding_max_spec_factor: float = 3.0,
+        suffix_decoding_min_token_prob: float = 0.15,
         suffix_decoding_tree: bool = False,
     ) -> None:
         """The names are vLLM's where vLLM has them; docs/drafters/suffix.md says what each does.
