@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +76,15 @@ def test_a_mistake_in_a_pipe_is_one_line_and_exit_code_2(chat: Chat) -> None:
         assert done.err.count("\n") == 1
 
 
+@pytest.fixture
+def python_handles_ctrl_c() -> Iterator[None]:
+    """As at a terminal; a shell starts its background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handles_ctrl_c")
 def test_the_first_ctrl_c_sets_the_flag_and_the_second_one_interrupts() -> None:
     with interrupt_flag() as interrupted:
         assert not interrupted.is_set()
