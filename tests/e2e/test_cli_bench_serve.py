@@ -180,7 +180,9 @@ def test_a_server_leaves_no_choice_of_widths(
 @pytest.mark.parametrize(
     ("text", "words"),
     [(None, "cannot read result"), ("{", "is not JSON"), ("[]", "must be a JSON object"),
-     ("{}", "the result lacks 'points'")],
+     ("{}", "the result lacks 'points'"),
+     ('{"points": [], "fixed": {}, "max_tokens": 9, "lengths": [[1, 9]], "step_costs": '
+      '{"decoding": [{}]}, "costs": {"calibrated": {"rows": [[1]]}}}', "is damaged: KeyError")],
 )  # fmt: skip
 def test_what_is_no_result_is_refused(
     text: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -347,7 +347,16 @@ def simulated(result: Path) -> dict[str, Any]:
         raise UserError(f"result {str(result)!r} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"result {str(result)!r} must be a JSON object")
-    return {**provenance(), "model": values.get("model"), **check_simulator(values)}
+    try:
+        found = check_simulator(values)
+    except UserError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        # It has the keys, but not what `bench serve` writes there.
+        raise UserError(
+            f"result {str(result)!r} is damaged: {type(error).__name__}: {error}"
+        ) from None
+    return {**provenance(), "model": values.get("model"), **found}
 
 
 def simulated_table(found: Mapping[str, Any]) -> Group:
