@@ -157,6 +157,7 @@ def test_a_cancelled_task_frees_its_pages_wherever_its_request_is(make_engine, p
             rest = [asyncio.ensure_future(engine.generate(p, LONG)) for p in PROMPTS[1:]]
             await asyncio.sleep(0)
             rest[0].cancel()  # not seen yet: the thread is inside a step
+            await asyncio.wait([rest[0]])  # until it has left: only then may the thread look
             await gate.let(2)
             assert len(engine.engine.scheduler.waiting) == 2
             for task in rest[1:]:
