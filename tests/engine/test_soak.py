@@ -41,9 +41,8 @@ from foredraft.testing.pairs import tiny_noisy_pair
 
 TARGET, DRAFT = tiny_noisy_pair(1, noise=0.1, vocab_size=32)
 MINUTES = float(os.environ.get("FOREDRAFT_SOAK_MINUTES", "0"))
-PAGE = 4
 # The longest request: 12 tokens of prompt and 20 of answer, less the last, which is never computed.
-LONGEST_PAGES = -(-(12 + 20 - 1) // PAGE)
+LONGEST = 12 + 20 - 1
 
 
 class Slow(ScriptedDrafter):
@@ -167,22 +166,30 @@ class EngineLife(RuleBasedStateMachine):
     found = 0  # tokens found computed, in all lives
 
     @initialize(
-        pages=st.integers(LONGEST_PAGES, 2 * LONGEST_PAGES),
+        page_size=st.sampled_from([1, 3, 4]),
+        spare=st.integers(0, LONGEST),
         script=st.lists(st.integers(0, 6), min_size=1, max_size=5),
         chunk=st.sampled_from([None, 1, 3, 7]),
         most=st.integers(1, 6),
         caching=st.sampled_from([True, True, True, False]),
     )
     def begin(
-        self, pages: int, script: list[int], chunk: int | None, most: int, caching: bool
+        self,
+        page_size: int,
+        spare: int,
+        script: list[int],
+        chunk: int | None,
+        most: int,
+        caching: bool,
     ) -> None:
         shapes = [cache_shape(m.config, m.cache_dtype) for m in (TARGET, DRAFT)]
-        room = pages * PAGE * sum(shape.bytes_per_position for shape in shapes)
+        pages = -(-(LONGEST + spare) // page_size)
+        room = pages * page_size * sum(shape.bytes_per_position for shape in shapes)
         # Made anew, so that a life replayed draws the same seeds for requests without one.
         self.solo = LLM(TARGET, seed=5, kv_cache_gib=0.01, enable_prefix_caching=False)
         self.drafter = Routing()
         self.llm = LLM(
-            TARGET, drafter=self.drafter, seed=5, page_size=PAGE, kv_cache_gib=room / 2**30,
+            TARGET, drafter=self.drafter, seed=5, page_size=page_size, kv_cache_gib=room / 2**30,
             max_num_seqs=most, max_num_batched_tokens=max(most, 12), prefill_chunk_size=chunk,
             enable_prefix_caching=caching,
         )  # fmt: skip

@@ -263,6 +263,9 @@ def test_tokens_are_counted_by_whatever_chunks_say() -> None:
     assert counts(*bare) == [0, 1]
     told = {"choices": [], "metrics": {"speculative_decoding": {"mean_acceptance_length": 2.5}}}
     assert TokenCounter().chunk(0.0, told).mean_acceptance_length == 2.5
+    told["metrics"] = {"speculative_decoding": {"mean_acceptance_length": "many"}}
+    with pytest.raises(ValueError, match="many"):  # in the thread that reads, so one line
+        TokenCounter().chunk(0.0, told)
     with pytest.raises(UserError, match="broke off: out of pages"):
         TokenCounter().chunk(0.0, {"error": "out of pages"})
 

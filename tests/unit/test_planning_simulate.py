@@ -76,7 +76,7 @@ def steep(num_requests: int) -> Machine:
     return Machine(Costs(curve), max_num_seqs=num_requests)
 
 
-@pytest.mark.parametrize("num_requests", [1, 8, 32])
+@pytest.mark.parametrize("num_requests", [1, 8, 32, 64])
 def test_flat_laws_are_left_alone(num_requests: int) -> None:
     arrivals = poisson(0, max(16, 2 * num_requests), 40, 160, FLAT)
     host = steep(num_requests)
