@@ -146,7 +146,8 @@ class TokenCounter:
             tokens = int(bool(delta.get("content") or choices[0].get("text")))
         self._counted += tokens
         metrics = (data.get("metrics") or {}).get("speculative_decoding") or {}
-        return Chunk(at, tokens, ids, metrics.get("mean_acceptance_length"))
+        length = metrics.get("mean_acceptance_length")
+        return Chunk(at, tokens, ids, None if length is None else float(length))
 
 
 def _hang_up(connection: http.client.HTTPConnection) -> None:
