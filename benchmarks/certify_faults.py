@@ -97,7 +97,7 @@ def main() -> None:
     for drafter, fault, pair, plant, passes in cases:
         with plant():
             results.append(_run(drafter, fault, pair, prompts) | {"should_pass": passes})
-        _say(json.dumps(results[-1]))
+        print(json.dumps(results[-1]), flush=True)
     document = {**provenance(), "model": loaded.name, "faults": results}
     arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if any(each["passed"] != each["should_pass"] for each in results):
@@ -127,11 +127,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
     parser.add_argument("--threads", type=int, default=None)
     return parser.parse_args()
-
-
-def _say(words: str) -> None:
-    sys.stdout.write(words + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

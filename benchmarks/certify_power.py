@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,8 +53,9 @@ def main() -> None:
         place = replace(plan.places[0], seed=mix(run, 1))
         test = first_token(draw_at(replay, place, lambda *_: None), plan.level)
         caught += test.p_value <= plan.level
-        _say(
-            f"run {run + 1}: statistic {test.statistic:.1f}, p {test.p_value:.2g}; {caught} caught"
+        print(
+            f"run {run + 1}: statistic {test.statistic:.1f}, p {test.p_value:.2g}; {caught} caught",
+            flush=True,
         )
     figures |= {"certificates": arguments.runs, "caught": caught}
     if arguments.output is not None:
@@ -90,12 +90,12 @@ def _predict(plan: Plan, share: float) -> dict[str, Any]:
     law = torch.lerp(site.target_probs, _mutant(plan), share)
     cells, expected = site.cells.law(law), site.cells.probs
     df = site.cells.num_possible - 1
-    _say(
+    print(
         f"{site.prompt_id!r}, position {len(site.base)}, {df + 1} cells, {place.num_draws} draws, "
         f"level {plan.level:.2g}: the residual is forgotten in {share:.1%} of rejections"
     )
     stated = power(df, place.num_draws * divergence(cells, expected), plan.level)
-    _say(
+    print(
         f"total variation {_variation(law, site.target_probs):.4f}, between the cells "
         f"{_variation(cells, expected):.4f}; computed power {stated:.4f}"
     )
@@ -105,7 +105,7 @@ def _predict(plan: Plan, share: float) -> dict[str, Any]:
     means = expected.numpy()[possible] * place.num_draws
     statistics = ((counts - means) ** 2 / means).sum(axis=1)
     caught = float((statistics >= critical_value(df, plan.level)).mean())
-    _say(f"caught by {caught:.4f} of {SIMULATED} certificates with counts of this law")
+    print(f"caught by {caught:.4f} of {SIMULATED} certificates with counts of this law")
     return {
         "total_variation": round(_variation(law, site.target_probs), 4),
         "draws": place.num_draws,
@@ -139,11 +139,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--output", type=Path, default=None, metavar="FILE")
     return parser.parse_args()
-
-
-def _say(words: str) -> None:
-    sys.stdout.write(words + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

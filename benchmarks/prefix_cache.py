@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -43,9 +42,9 @@ def main() -> None:
             if run:
                 seconds[caching].append(found["seconds"])
                 runs.append({"prefix_caching": caching, **found})
-                _say(json.dumps(runs[-1]))
+                print(json.dumps(runs[-1]))
     without, cached = median(seconds[False]), median(seconds[True])
-    _say(
+    print(
         f"{without * 1e3:.0f} ms without, {cached * 1e3:.0f} ms with: "
         f"{without / cached:.1f} times sooner"
     )
@@ -94,11 +93,6 @@ def _long_message(loaded: LoadedModel, num_tokens: int, run: int) -> str:
     turns = turns[run * 7 % len(turns) :] + turns
     ids = loaded.tokenizer.encode("\n".join(turns))[:num_tokens]
     return loaded.tokenizer.decode(ids)
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def _arguments() -> argparse.Namespace:

@@ -15,18 +15,6 @@ from foredraft.cli.tables import decode_table, identity_table
 from foredraft.testing.models import write_tiny_checkpoint
 
 
-@pytest.fixture
-def workload(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    lines = [
-        {"id": "a", "task": "chat", "turns": ["hello there"]},
-        {"id": "b", "task": "edit", "turns": ["one two one two"]},
-        {"id": "c", "task": "edit", "turns": ["abc abc abc"]},
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main([*arguments, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)

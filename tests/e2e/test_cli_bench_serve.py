@@ -18,18 +18,6 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def workload(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    lines = [
-        {"id": "a", "task": "chat", "turns": ["hello there"]},
-        {"id": "b", "task": "edit", "turns": ["one two one two"]},
-        {"id": "c", "task": "edit", "turns": ["abc abc abc"]},
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 @pytest.fixture(autouse=True)
 def _costs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "cache_directory", lambda: tmp_path / "cache")

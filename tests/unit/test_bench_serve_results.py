@@ -270,12 +270,21 @@ def test_tokens_are_counted_by_whatever_chunks_say() -> None:
         TokenCounter().chunk(0.0, {"error": "out of pages"})
 
 
+class Server(ThreadingHTTPServer):
+    """Remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[Any] = []
+
+
 class Handler(BaseHTTPRequestHandler):
     """Says three tokens, refuses the model `none`, breaks off for `broken`."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.seen.append((self.path, body))  # type: ignore[attr-defined]
+        assert isinstance(self.server, Server)
+        self.server.seen.append((self.path, body))
         if body["model"] == "none":
             self.send_error(404, "no such model")
             return
@@ -293,10 +302,9 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def listening() -> Iterator[tuple[str, list[Any]]]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.seen = []  # type: ignore[attr-defined]
+    server = Server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", server.seen  # type: ignore[attr-defined]
+    yield f"http://127.0.0.1:{server.server_port}", server.seen
     server.shutdown()
     server.server_close()
 

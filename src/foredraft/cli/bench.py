@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from foredraft.cli.options import (
     RuntimeOptions,
     parse_config,
 )
+from foredraft.cli.plots import PNG_OR_SVG, check_plot, write_plot
 from foredraft.cli.tables import decode_table, identity_table, kernels_table
 from foredraft.core.errors import UserError
 
@@ -175,7 +177,7 @@ def serve(
 ) -> None:
     """Many requests at once: plain decoding, fixed widths and the adaptive policy, interleaved."""
     check_output(output)
-    serve_bench.check_plot(plot)
+    check_plot(plot, *PNG_OR_SVG)
     from foredraft.bench.workload import read_workload, select
 
     items = select(read_workload(workload), tasks or (), limit_per_task)
@@ -183,7 +185,9 @@ def serve(
         result = serve_bench.measure(model, items, load, compared, runtime, progress)
     deliver(result, output, json_output, serve_bench.serve_table)
     if plot is not None:
-        serve_bench.write_plot(plot, result)
+        from foredraft.bench.serve.plot import draw
+
+        write_plot(plot, partial(draw, result))
 
 
 @app.command("simulate")

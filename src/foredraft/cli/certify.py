@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,8 @@ from foredraft.cli.console import output_console, visible
 from foredraft.cli.delivery import progress_bars
 from foredraft.cli.option_groups import option_groups
 from foredraft.cli.options import JsonFlag, ModelArgument, RuntimeOptions, SpeculationOptions
-from foredraft.core.errors import ConfigError, UserError
+from foredraft.cli.plots import PNG, check_plot, write_plot
+from foredraft.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from foredraft.bench.certificate.certify import Certificate
@@ -65,7 +66,7 @@ def certify(
     config = speculation.config()
     if config is None:
         raise ConfigError("plain decoding needs no certificate: name a method of speculation")
-    _check_plot(plot)
+    check_plot(plot, PNG)
     from foredraft.bench.certificate.certify import CertifySettings, certify
     from foredraft.bench.certificate.law import LawSettings
     from foredraft.bench.certificate.prompts import PROMPTS
@@ -82,7 +83,9 @@ def certify(
     else:
         output_console().print(CheckTable(certificate))
     if plot is not None:
-        _write_plot(plot, certificate, loaded.tokenizer.token_text)
+        from foredraft.bench.certificate.plot import certificate_png
+
+        write_plot(plot, lambda _: certificate_png(certificate, loaded.tokenizer.token_text))
     if not certificate.passed:
         raise typer.Exit(MISMATCH)
 
@@ -138,25 +141,3 @@ def _figures(check: Check) -> tuple[str, str, str]:
         "-" if check.statistic is None else f"{check.statistic:.4g}",
         "-" if check.p_value is None else f"{check.p_value:.3g}",
     )
-
-
-def _check_plot(plot: Path | None) -> None:
-    """Raise UserError, before minutes are spent, for a plot that could not be drawn or written."""
-    if plot is None:
-        return
-    if plot.suffix != ".png":
-        raise UserError(f"--plot {str(plot)!r}: the plots are a PNG file, give a name in .png")
-    if not plot.parent.is_dir():
-        raise UserError(f"--plot {str(plot)!r}: there is no directory {str(plot.parent)!r}")
-    from foredraft.bench.certificate.plot import check_matplotlib
-
-    check_matplotlib()
-
-
-def _write_plot(plot: Path, certificate: Certificate, token_text: Callable[[int], str]) -> None:
-    from foredraft.bench.certificate.plot import certificate_png
-
-    try:
-        plot.write_bytes(certificate_png(certificate, token_text))
-    except OSError as error:
-        raise UserError(f"cannot write --plot {str(plot)!r}: {error.strerror}") from None

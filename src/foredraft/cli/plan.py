@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from typer import Option
 
 from foredraft.cli.console import output_console
 from foredraft.cli.options import JsonFlag
+from foredraft.cli.plots import PNG_OR_SVG, check_plot, write_plot
 from foredraft.cli.prompt import check_text
 from foredraft.cli.tables import Figures
 from foredraft.core.errors import UserError
@@ -89,7 +91,7 @@ def plan(
         raise UserError(f"--draft-cost must be 0 or more, got {draft_cost}")
     if verify_cost is not None and roofline is not None:
         raise UserError("--verify-cost and --roofline say the same thing: give one of them")
-    _check_plot(plot)
+    check_plot(plot, *PNG_OR_SVG)
     sheet = None if roofline is None else _roofline(roofline)
     costs = _verify_costs(verify_cost, sheet, max_draft)
     result = _closed_forms(rates[: len(costs) - 1], draft_cost, costs)
@@ -108,7 +110,9 @@ def plan(
     else:
         _print(result)
     if plot is not None:
-        _write_plot(plot, result)
+        from foredraft.cli.plan_plot import draw
+
+        write_plot(plot, partial(draw, result))
 
 
 def _acceptance(alpha: float | None, acceptance: str | None, length: int) -> list[float]:
@@ -310,25 +314,3 @@ def _loads_table(loads: Sequence[Mapping[str, Any]]) -> Figures:
         "mean\nwidth", "plain\nsteps",
     )  # fmt: skip
     return Figures("Simulated, against plain decoding", headings, rows)
-
-
-def _check_plot(plot: Path | None) -> None:
-    """Raise UserError, before anything is worked out, for a plot that could not be drawn."""
-    if plot is None:
-        return
-    if plot.suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {str(plot)!r}: give a name in .png or .svg")
-    if not plot.parent.is_dir():
-        raise UserError(f"--plot {str(plot)!r}: there is no directory {str(plot.parent)!r}")
-    from foredraft.bench.certificate.plot import check_matplotlib
-
-    check_matplotlib()
-
-
-def _write_plot(plot: Path, result: Mapping[str, Any]) -> None:
-    from foredraft.cli.plan_plot import draw
-
-    try:
-        plot.write_bytes(draw(result, plot.suffix.removeprefix(".")))
-    except OSError as error:
-        raise UserError(f"cannot write --plot {str(plot)!r}: {error.strerror}") from None

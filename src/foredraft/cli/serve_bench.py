@@ -218,29 +218,6 @@ def _check_arrivals(rate: float, number: float) -> None:
         )
 
 
-def check_plot(plot: Path | None) -> None:
-    """Raise UserError, before anything is measured, for a plot that could not be drawn."""
-    if plot is None:
-        return
-    if plot.suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {str(plot)!r}: give a name in .png or .svg")
-    if not plot.parent.is_dir():
-        raise UserError(f"--plot {str(plot)!r}: there is no directory {str(plot.parent)!r}")
-    from foredraft.bench.certificate.plot import check_matplotlib
-
-    check_matplotlib()
-
-
-def write_plot(plot: Path, result: Mapping[str, Any]) -> None:
-    """Draw a result; the plot's name says its form. Raises UserError."""
-    from foredraft.bench.serve.plot import draw
-
-    try:
-        plot.write_bytes(draw(result, plot.suffix.removeprefix(".")))
-    except OSError as error:
-        raise UserError(f"cannot write --plot {str(plot)!r}: {error.strerror}") from None
-
-
 def measure(
     model: str,
     items: Sequence[Item],

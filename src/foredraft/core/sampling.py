@@ -19,7 +19,7 @@ from foredraft.core.row_math import RowMath
 from foredraft.core.sampling_params import SamplingParams
 from foredraft.core.truncation import Truncation, truncate
 
-__all__ = ["History", "Row", "Sampler", "SamplingParams", "laws", "tokens"]
+__all__ = ["History", "Row", "Sampler", "SamplingParams", "answers"]
 
 
 class Sampler:
@@ -214,6 +214,16 @@ def laws(rows: Sequence[Row], row_math: RowMath) -> list[Tensor | UserError]:
             law[top] = 1.0
         found.append(law if error is None else error)
     return found
+
+
+def answers(rows: Sequence[tuple[Row, bool]], row_math: RowMath) -> list[int | Tensor | UserError]:
+    """Per (row, by own token): the token that `tokens` gives, or the law that `laws` gives."""
+    own = [i for i, (_, by_own_token) in enumerate(rows) if by_own_token]
+    weighed = [i for i, (_, by_own_token) in enumerate(rows) if not by_own_token]
+    found: dict[int, int | Tensor | UserError] = {}
+    found |= zip(own, tokens([rows[i][0] for i in own], row_math), strict=True)
+    found |= zip(weighed, laws([rows[i][0] for i in weighed], row_math), strict=True)
+    return [found[i] for i in range(len(rows))]
 
 
 def failure(

@@ -17,7 +17,7 @@ from torch import Tensor
 from foredraft.cache.tensors import KVCache
 from foredraft.core import coins, sampling
 from foredraft.core.acceptance import draw_from
-from foredraft.core.errors import ConfigError, UserError
+from foredraft.core.errors import ConfigError
 from foredraft.core.row_math import RowMath
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
 from foredraft.kernels.interface import Segment
@@ -187,24 +187,19 @@ class DraftModelDrafter:
         row_math = self.loaded.model.kernels.row_math
         if chains and all(chain.request.sampler.plain_argmax for chain in chains):
             return list(row_math.argmax_rows(logits))
-        own: dict[int, sampling.Row] = {}  # the model's own token is drafted
-        weighed: dict[int, sampling.Row] = {}  # one drawn from its law
-        for number, (chain, each) in enumerate(zip(chains, logits, strict=True)):
-            row = chain.row(each)
-            by_own_token = row.sampler.greedy or (chain.request.coupled and self.sampled)
-            (own if by_own_token else weighed)[number] = row
-        choices: dict[int, int | UserError] = {}
-        choices |= zip(own, sampling.tokens(list(own.values()), row_math), strict=True)
-        for number, law in zip(
-            weighed, sampling.laws(list(weighed.values()), row_math), strict=True
-        ):
-            if isinstance(law, Tensor):
-                choices[number] = self._drawn(chains[number], law, row_math)
-            else:
-                choices[number] = law
-        # The target will say the same of a row without tokens, or not, when it gets there.
-        ordered = [choices[number] for number in range(len(chains))]
-        return [choice if isinstance(choice, int) else None for choice in ordered]
+        rows = [chain.row(each) for chain, each in zip(chains, logits, strict=True)]
+        own = [
+            row.sampler.greedy or (chain.request.coupled and self.sampled)
+            for chain, row in zip(chains, rows, strict=True)
+        ]
+        choices: list[int | None] = []
+        answers = sampling.answers(list(zip(rows, own, strict=True)), row_math)
+        for chain, answer in zip(chains, answers, strict=True):
+            if isinstance(answer, Tensor):
+                choices.append(self._drawn(chain, answer, row_math))
+            else:  # the target will say the same of a row without tokens, or not
+                choices.append(answer if isinstance(answer, int) else None)
+        return choices
 
     def _drawn(self, chain: _Chain, law: Tensor, row_math: RowMath) -> int:
         """A draft token from its law, which is kept if the token is drawn."""

@@ -19,7 +19,7 @@ from foredraft.core.block_verification import block
 from foredraft.core.errors import UserError
 from foredraft.core.rejection import rejection
 from foredraft.core.row_math import RowMath
-from foredraft.core.sampling import History, Row, failure, laws, tokens
+from foredraft.core.sampling import History, Row, answers, failure
 from foredraft.core.synthetic import synthetic
 from foredraft.core.typical import typical
 from foredraft.engine.config import Rule
@@ -166,8 +166,7 @@ def _answer(
     What makes a row unusable is an answer; every other failure is raised.
     """
     replies: dict[int, Reply | UserError] = {}
-    drawn: dict[int, Row] = {}  # asked for the target's own token
-    weighed: dict[int, Row] = {}  # asked for its law
+    rows: dict[int, tuple[Row, bool]] = {}
     for number, (index, node) in enumerate(asked):
         window = windows[index]
         request, at = window.request, window.root_logits + 1 + node
@@ -177,12 +176,11 @@ def _answer(
             error = failure(logits[at], best[at], request.history.num_output + depth)
             replies[number] = best[at] if error is None else error
             continue
-        group = drawn if by_own_token else weighed
         position = request.num_tokens + depth
         history = _history(window, node)
-        group[number] = Row(request.sampler, logits[at], history, request.seed, position)
-    replies |= zip(drawn, tokens(list(drawn.values()), row_math), strict=True)
-    replies |= zip(weighed, laws(list(weighed.values()), row_math), strict=True)
+        row = Row(request.sampler, logits[at], history, request.seed, position)
+        rows[number] = row, by_own_token
+    replies |= zip(rows, answers(list(rows.values()), row_math), strict=True)
     return [
         BadRow(node, str(reply)) if isinstance(reply := replies[number], UserError) else reply
         for number, (_, node) in enumerate(asked)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.certificate.certify import Certificate, by_position
 from foredraft.bench.certificate.law import SiteResult
-from foredraft.core.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,14 +18,6 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 10.0, 3.6  # inches of one plot
 LONGEST_LABEL = 14
 DEVIATIONS = 3.0  # of the counts, shown as bars around what is expected
-
-
-def check_matplotlib() -> None:
-    """Raise UserError, with what to install, where matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UserError("plots need matplotlib: pip install 'foredraft[plots]'") from None
 
 
 def certificate_png(certificate: Certificate, token_text: Callable[[int], str]) -> bytes:
