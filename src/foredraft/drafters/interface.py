@@ -60,6 +60,12 @@ class DraftRequest:
     # that all may share.
     cache_salt: str = ""
     prediction: Sequence[int] = ()  # the output that the client expects; a hint
+    # A node that is less likely than this to be accepted, once its parent is, is not wanted.
+    confidence_threshold: float = 0.0
+    # The rule of what pays: node number i of a draft is wanted if its whole path is accepted with
+    # at least the probability `least_path[i]`. What is drafted at no cost is cut by the engine; a
+    # drafter that pays for its nodes stops by itself, by what it has kept, before it draws more.
+    least_path: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +76,25 @@ class Draft:
     parents: Sequence[int] = ()  # -1 = the pending token; a chain is (-1, 0, 1, ...)
     # [n, V] the law each was really drawn from, given the siblings before it; None = deterministic
     probs: Tensor | None = None
+    # P(a node is accepted | its parent is), as the drafter believes; None: it doesn't know.
+    confidence: Sequence[float] | None = None
+    # False: a node that is computed for the drafter's own use, never accepted, never counted as
+    # drafted, and so are the nodes below it; None: all are drafts.
+    verify: Sequence[bool] | None = None
     # Of the request's committed tokens, from the first: those whose keys and values the drafter's
     # own cache now holds. Later requests that begin alike are given them.
     num_cached: int = 0
 
     @classmethod
     def chain(
-        cls, tokens: Sequence[int], probs: Tensor | None = None, num_cached: int = 0
+        cls,
+        tokens: Sequence[int],
+        probs: Tensor | None = None,
+        num_cached: int = 0,
+        confidence: Sequence[float] | None = None,
     ) -> Draft:
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), probs, num_cached)
+        parents = tuple(range(-1, len(tokens) - 1))
+        return cls(tuple(tokens), parents, probs, confidence, num_cached=num_cached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class CheckedDraft:
     tree: Topology
     probs: Tensor | None
     num_cached: int = 0
+    confidence: tuple[float, ...] | None = None
 
 
 NO_DRAFT = CheckedDraft((), topology(()), None)
@@ -148,7 +149,20 @@ def _check(draft: Any, row: Scheduled, drafter: Drafter, vocab_size: int) -> Che
         raise DrafterError("a draft has siblings, but the drafter's capabilities say tree=False")
     if draft.probs is not None:
         _check_law(draft.probs, tokens, row.request, drafter, vocab_size)
-    return CheckedDraft(tokens, tree, draft.probs, _num_cached(draft.num_cached, row, drafter))
+    num_cached = _num_cached(draft.num_cached, row, drafter)
+    confidence = _confidence(draft.confidence, len(tokens))
+    return CheckedDraft(tokens, tree, draft.probs, num_cached, confidence)
+
+
+def _confidence(values: Any, num_nodes: int) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    given = tuple(float(value) for value in values)
+    if len(given) != num_nodes or not all(0.0 <= value <= 1.0 for value in given):
+        raise DrafterError(
+            f"a draft's confidence must be {num_nodes} numbers in 0..1, one a node, got {given}"
+        )
+    return given
 
 
 def _num_cached(value: Any, row: Scheduled, drafter: Drafter) -> int:
