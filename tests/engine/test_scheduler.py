@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from foredraft.engine.request import Request
 from foredraft.testing.drafters import RepeatDrafter
 
 from .conftest import GREEDY, PROMPTS
@@ -116,3 +117,30 @@ def test_requests_are_served_in_the_order_they_came(make_llm, watch):
     llm.generate(PROMPTS, replace(GREEDY, max_tokens=2))
     starts = [segments[0].chain for segments in passes if segments[0].prefix == 0]
     assert starts == [len(prompt) for prompt in PROMPTS]
+
+
+def test_ending_requests_that_wait_looks_at_no_others(make_llm, plain, monkeypatch):
+    """However many wait, one that leaves costs the same; those that stay keep their order."""
+    llm = make_llm(max_num_seqs=1)
+    groups = [llm._make(PROMPTS[index % 5], GREEDY) for index in range(200)]
+    for group in groups:
+        llm._add(group)
+    requests = [group.requests[0] for group in groups]
+    compared = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Request,
+            "__eq__",
+            lambda one, other: compared.append(one) or one is other,
+            raising=False,
+        )
+        llm.engine.abort(reversed(requests[100:]))
+        for request in requests[99:1:-1]:
+            llm.engine.abort([request])
+    assert len(compared) <= 200
+    assert list(llm.engine.scheduler.waiting) == requests[:2]
+    while not requests[1].finished:
+        llm.engine.step()
+    assert requests[0].last_token_at < requests[1].first_token_at
+    outputs = [list(group.output(0).token_ids) for group in groups[:2]]
+    assert outputs == plain(GREEDY)[:2]

@@ -116,3 +116,46 @@ def test_one_token_has_no_decoding_speed(make_llm):
     metrics = make_llm().generate([PROMPTS[0]], replace(GREEDY, max_tokens=1))[0].metrics
     assert metrics.num_steps == 0
     assert metrics.decode_tokens_per_second == 0.0
+
+
+@pytest.mark.parametrize("broken", ["tap", "committed", "stepped", "observe"])
+def test_steps_are_learned_from_whatever_fails_in_those_who_watch(make_llm, plain, broken):
+    """A failure in each step: the step is committed, and metrics and policy learn of each."""
+
+    def fail(*_):
+        raise OSError("as scripted")
+
+    llm = make_llm(RepeatDrafter(3), 2, tap=fail if broken == "tap" else None)
+    policy = llm.engine.scheduler.policy
+
+    class Watching:
+        def __init__(self):
+            self.steps, self.commits = [], 0
+            self.widths, self.release = policy.widths, policy.release
+
+        def committed(self, commits):
+            self.commits += 1
+
+        def stepped(self, record):
+            self.steps.append(record)
+
+        def ended(self, requests):
+            pass
+
+        observe = stepped
+
+    failing, witness, learner = Watching(), Watching(), Watching()
+    if broken != "tap":
+        setattr(learner if broken == "observe" else failing, broken, fail)
+    llm.engine.observers += [failing, witness]
+    llm.engine.scheduler.policy = learner
+    group = llm._make(PROMPTS[0], GREEDY)
+    llm._add(group)
+    steps = 0
+    while not group.finished:
+        steps += 1
+        with pytest.raises(OSError, match="as scripted"):
+            llm.engine.step()
+    assert list(group.output(2).token_ids) == plain(GREEDY)[0]
+    assert witness.commits == len(witness.steps) == steps
+    assert broken == "observe" or learner.steps == witness.steps

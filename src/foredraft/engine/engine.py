@@ -132,7 +132,8 @@ class Engine:
             if torn:
                 self.scheduler.reclaim()
             self._torn = False
-            self._tell([], [], [], [request for request in pending if not request.released])
+            untold = [request for request in pending if not request.released]
+            _call_all(self._foreign_calls([], [], [], untold))
             if failures:
                 raise failures[0]
 
@@ -178,7 +179,7 @@ class Engine:
             raise
         except BaseException:
             self._torn = True
-            self.abort([*self.scheduler.waiting, *self.scheduler.running])
+            self.abort(dict.fromkeys((*self.scheduler.waiting, *self.scheduler.running)))
             self.scheduler.reclaim()
             raise
         finally:
@@ -213,20 +214,24 @@ class Engine:
         row_math = self.model.kernels.row_math
         outcomes = verify(windows, logits, row_math)
         tops = wanted_top_ids(self.drafter, windows, logits, row_math)
-        changed = self._commit(windows, outcomes, logits, tops)
-        rest = scheduled - begin + time.perf_counter() - computed
-        if all(row.chain == 1 for row in plan.rows):
-            self.seconds.add(drafted - scheduled, computed - drafted, rest)
-        record = step_record(
-            plan,
-            windows,
-            outcomes,
-            drafter_seconds=drafted - scheduled,
-            seconds=computed - drafted + rest,
-        )
-        for observer in self.observers:  # before the policy learns from it
-            observer.stepped(record)
-        self.scheduler.policy.observe(record)
+        changed, calls = self._commit(windows, outcomes, logits, tops)
+
+        def learn() -> None:
+            rest = scheduled - begin + time.perf_counter() - computed
+            if all(row.chain == 1 for row in plan.rows):
+                self.seconds.add(drafted - scheduled, computed - drafted, rest)
+            record = step_record(
+                plan,
+                windows,
+                outcomes,
+                drafter_seconds=drafted - scheduled,
+                seconds=computed - drafted + rest,
+            )
+            # Observers before the policy learns from it.
+            told = [partial(each.stepped, record) for each in self.observers]
+            _call_all([*told, partial(self.scheduler.policy.observe, record)])
+
+        _call_all([*calls, learn])  # of every step that was committed, whatever fails in a tap
         return changed
 
     def _commit(
@@ -235,8 +240,10 @@ class Engine:
         outcomes: Sequence[Outcome],
         logits: Tensor,
         tops: TopIds,
-    ) -> list[Request]:
-        """The only mutation. All that can fail comes before it, all that is foreign after it."""
+    ) -> tuple[list[Request], list[Callable[[], None]]]:
+        """The only mutation; the requests it changed, and the calls of what is foreign, to be made
+        after it. All that can fail of ours comes before it.
+        """
         emissions = [self._emissions(*one, logits) for one in zip(windows, outcomes, strict=True)]
         prompt_logprobs = [self._prompt_logprobs(window, logits) for window in windows]
         commits: list[Commit] = []
@@ -265,8 +272,8 @@ class Engine:
                 self._finish(request, request.stop or Stop("error"), error)
                 ended.append(request)
         self.uncommitted = ()
-        self._tell(commits, taps, results, ended)
-        return [window.request for window in windows]
+        calls = self._foreign_calls(commits, taps, results, ended)
+        return [window.request for window in windows], calls
 
     def _emissions(self, window: Window, outcome: Outcome, logits: Tensor) -> list[_Emission]:
         """The tokens of an outcome in order: accepted draft tokens, then the target's own."""
@@ -348,14 +355,14 @@ class Engine:
         request.finish(stop, error)
         self.scheduler.remove(request)
 
-    def _tell(
+    def _foreign_calls(
         self,
         commits: Sequence[Commit],
         taps: list[Callable[[], None]],
         results: list[StepResult],
         ended: Sequence[Request],
-    ) -> None:
-        """Call what is not ours: all of it, whatever fails."""
+    ) -> list[Callable[[], None]]:
+        """Of what is not ours: all of it is to be called, whatever fails."""
         calls: list[Callable[[], None]] = []
         if commits:
             calls += [partial(each.committed, commits) for each in self.observers]
@@ -365,7 +372,7 @@ class Engine:
         calls += [partial(self._release, request) for request in ended]
         if ended:
             calls += [partial(each.ended, ended) for each in self.observers]
-        _call_all(calls)
+        return calls
 
     def _release(self, request: Request) -> None:
         try:

@@ -40,7 +40,7 @@ class Observer(Protocol):
         """A step was committed; told of every one, whatever fails after it."""
 
     def stepped(self, record: StepRecord) -> None:
-        """... and nothing failed after it: where its seconds went."""
+        """... and where its seconds went; told after all else, of every one likewise."""
 
     def ended(self, requests: Sequence[Request]) -> None:
         """Requests that have ended, in whatever way; after an interrupt one may be told twice."""

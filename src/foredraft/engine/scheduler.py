@@ -7,7 +7,7 @@ writes, drafts included, so nothing can run out of them inside one.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -56,7 +56,8 @@ class Scheduler:
         self.pages = PageTables(config, pool)
         self.policy = policy
         self.num_preemptions = 0
-        self.waiting: deque[Request] = deque()
+        # A queue of which any request can leave at once, however many wait.
+        self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.running: list[Request] = []
 
     def check_fits(self, request: Request) -> None:
@@ -72,7 +73,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request that fits."""
         request.queued = True
-        self.waiting.append(request)
+        self.waiting[request] = None
 
     def schedule(self) -> Plan:
         """Who runs next: decoding first, then prompts, then newcomers, then drafts.
@@ -126,7 +127,8 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Back to the head of the queue, without pages; its tokens stay, and are computed anew."""
-        self.waiting.appendleft(request)
+        self.waiting[request] = None
+        self.waiting.move_to_end(request, last=False)
         self.running.remove(request)
         self.num_preemptions += 1
         pages, request.pages = request.pages, []
@@ -160,29 +162,32 @@ class Scheduler:
             widths |= zip((request.id for request in group), chosen, strict=True)
         return widths
 
-    def _admit(self, copies: list[tuple[int, int]]) -> Iterable[Request]:
+    def _admit(self, copies: list[tuple[int, int]]) -> list[Request]:
         """Start waiting requests, in their order, as long as there are pages for all their tokens,
         the widest draft of their first step, and one more for each request that runs already, which
         will soon need it. What others have computed is shared: full pages as they are, a sibling's
         last one as a copy.
         """
-        for request in tuple(self.waiting):
+        admitted: list[Request] = []
+        for request in self.waiting:
             if len(self.running) == self.config.max_num_seqs:
-                return
+                break
             sibling = self._sibling(request)
             if sibling is not None and sibling.num_computed < sibling.num_prompt - 1:
                 continue  # its prompt is being computed: it will share that when it is done
             start = self.pages.start(request, sibling)
             slots = request.num_tokens + self._first_width(request, start)
             if not self.pages.can_admit(start, slots, spare=len(self.running)):
-                return
-            # In this order an interrupt leaves no request that is nowhere.
+                break
+            # Until the end it is in both: an interrupt leaves no request that is nowhere.
             self.running.append(request)
             copy = self.pages.admit(request, start)
-            self.waiting.remove(request)
             if copy is not None:
                 copies.append(copy)
-            yield request
+            admitted.append(request)
+        for request in admitted:
+            del self.waiting[request]
+        return admitted
 
     def _first_width(self, request: Request, start: Start) -> int:
         load = Load(len(self.running) + 1, request.num_tokens - start.num_computed)
@@ -207,8 +212,7 @@ class Scheduler:
         # First, so that an interrupt leaves no request outside that names pages.
         pages, request.pages = request.pages, []
         self.policy.release(request.id)
-        if request in self.waiting:
-            self.waiting.remove(request)
+        self.waiting.pop(request, None)
         if request in self.running:
             self.running.remove(request)
         return pages
@@ -218,7 +222,7 @@ class Scheduler:
         the pool and its reaching a request, or the other way. What requests hold is the truth.
         """
         self.running = [request for request in self.running if not request.finished]
-        self.waiting = deque(
+        self.waiting = OrderedDict.fromkeys(
             request for request in self.waiting if request.status is Status.WAITING
         )
         self.pages.reclaim(self.running)
