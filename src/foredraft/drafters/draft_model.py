@@ -8,17 +8,14 @@ writes over the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from foredraft.cache.tensors import KVCache
-from foredraft.core import coins, sampling
-from foredraft.core.acceptance import draw_from
-from foredraft.core.errors import ConfigError
-from foredraft.core.row_math import RowMath
+from foredraft.drafters.drawing import PROBABILISTIC, DrawnChain, check_sample_method, draw
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
 from foredraft.kernels.interface import Segment
 from foredraft.models.decoder import cache_shape
@@ -27,8 +24,6 @@ from foredraft.models.load import LoadedModel, load_model
 from foredraft.models.vocabulary import check_same_vocabulary
 
 DEFAULT_DRAFT_LENGTH = 4
-GREEDY, PROBABILISTIC = "greedy", "probabilistic"
-SAMPLE_METHODS = (PROBABILISTIC, GREEDY)
 MAX_ROWS = 1024  # of one request in a pass, when there is much to catch up on
 
 
@@ -53,28 +48,24 @@ class _Computed:
 class _Chain:
     """One request's draft while it grows."""
 
-    request: DraftRequest
+    drawn: DrawnChain
     room: int  # draft tokens still to be had
     start: int  # positions computed
     pending: list[int]  # tokens to compute next
-    drafted: list[int] = field(default_factory=list)
-    laws: list[Tensor] = field(default_factory=list)
+
+    @property
+    def request(self) -> DraftRequest:
+        return self.drawn.request
 
     @property
     def last_pass(self) -> bool:
         """Whether the next pass computes all that is pending."""
         return len(self.pending) <= MAX_ROWS
 
-    def row(self, logits: Tensor) -> sampling.Row:
-        """The row of logits that the next draft token comes from."""
-        request = self.request
-        history = request.history.extended(self.drafted)
-        position = len(request.tokens) + len(self.drafted)
-        return sampling.Row(request.sampler, logits, history, request.seed, position)
-
     def draft(self) -> Draft:
-        laws = torch.stack(self.laws) if self.laws else None
-        return Draft.chain(self.drafted, laws, min(self.start, len(self.request.tokens)))
+        drawn, num_cached = self.drawn, min(self.start, len(self.request.tokens))
+        confidence = drawn.confidence if drawn.rates_tokens else None
+        return Draft.chain(drawn.tokens, drawn.probs, num_cached, confidence)
 
 
 class DraftModelDrafter:
@@ -99,14 +90,9 @@ class DraftModelDrafter:
             ModelError: the model cannot be loaded.
             ConfigError: another vocabulary than the target's, or an unknown method.
         """
-        if draft_sample_method not in SAMPLE_METHODS:
-            raise ConfigError(
-                f"draft_sample_method must be one of {', '.join(SAMPLE_METHODS)}, "
-                f"got {draft_sample_method!r}"
-            )
+        self.sampled = check_sample_method(draft_sample_method)
         self.loaded = model if isinstance(model, LoadedModel) else _load_like(model, target)
         check_same_vocabulary(target, self.loaded)
-        self.sampled = draft_sample_method == PROBABILISTIC
         self.capabilities = Capabilities(
             deterministic=not self.sampled,
             num_speculative_tokens=num_speculative_tokens,
@@ -140,12 +126,12 @@ class DraftModelDrafter:
         room = min(request.max_nodes, longest - len(tokens) + 1)
         if max(len(tokens), request.num_prompt_tokens) > longest:
             self.release(request.id)
-            return _Chain(request, 0, 0, [])
+            return _Chain(DrawnChain(request), 0, 0, [])
         start = self._computed.get(request.id, _Computed(request.num_cached)).confirmed(tokens)
         if room:
             start = min(start, len(tokens) - 1)  # the last token's logits are needed
         self._computed[request.id] = _Computed(start)
-        return _Chain(request, room, start, list(tokens[start:]))
+        return _Chain(DrawnChain(request), room, start, list(tokens[start:]))
 
     def _grow(self, chains: Sequence[_Chain]) -> None:
         """One pass over what is pending, and one more draft token for those that are through."""
@@ -156,13 +142,15 @@ class DraftModelDrafter:
             chain.start += len(computed)
             chain.pending = chain.pending[MAX_ROWS:]
             committed = min(chain.start, len(chain.request.tokens))
-            drafted = chain.drafted[: chain.start - committed]
+            drafted = chain.drawn.tokens[: chain.start - committed]
             self._computed[chain.request.id] = _Computed(committed, tuple(drafted))
-        for chain, row in zip(asking, self._choices(asking, logits), strict=True):
-            if row is not None:
-                chain.drafted.append(row)
-                chain.room -= 1
-                chain.pending = [row] if chain.room else []
+        chains_drawn = [chain.drawn for chain in asking]
+        row_math = self.loaded.model.kernels.row_math
+        tokens = draw(chains_drawn, logits, row_math, sampled=self.sampled)
+        for chain, token in zip(asking, tokens, strict=True):
+            if token is not None:
+                chain.room = chain.room - 1 if chain.drawn.goes_on else 0
+                chain.pending = [token] if chain.room else []
 
     def _run(self, chains: Sequence[_Chain], asking: Sequence[_Chain]) -> Tensor:
         """The logits `[asking, V]` after the last pending token of each chain in `asking`."""
@@ -181,34 +169,6 @@ class DraftModelDrafter:
         batch = FlatBatch(token_ids, segments, rows)
         logits = self.loaded.model.run(batch, _cache(chains[0].request)).logits
         return _fitted(logits, self._vocab_size)
-
-    def _choices(self, chains: Sequence[_Chain], logits: Tensor) -> list[int | None]:
-        """The next draft token of each chain; None where the processors leave none to draft."""
-        row_math = self.loaded.model.kernels.row_math
-        if chains and all(chain.request.sampler.plain_argmax for chain in chains):
-            return list(row_math.argmax_rows(logits))
-        rows = [chain.row(each) for chain, each in zip(chains, logits, strict=True)]
-        own = [
-            row.sampler.greedy or (chain.request.coupled and self.sampled)
-            for chain, row in zip(chains, rows, strict=True)
-        ]
-        choices: list[int | None] = []
-        answers = sampling.answers(list(zip(rows, own, strict=True)), row_math)
-        for chain, answer in zip(chains, answers, strict=True):
-            if isinstance(answer, Tensor):
-                choices.append(self._drawn(chain, answer, row_math))
-            else:  # the target will say the same of a row without tokens, or not
-                choices.append(answer if isinstance(answer, int) else None)
-        return choices
-
-    def _drawn(self, chain: _Chain, law: Tensor, row_math: RowMath) -> int:
-        """A draft token from its law, which is kept if the token is drawn."""
-        if not self.sampled:
-            return row_math.argmax_rows(law[None])[0]
-        chain.laws.append(law)
-        request = chain.request
-        coin = coins.coin(request.seed, len(request.tokens), coins.DRAFT, len(chain.drafted))
-        return draw_from(law, coin, row_math)
 
 
 def _load_like(model: str | Path, target: LoadedModel) -> LoadedModel:
