@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from foredraft.bench.serve.arrivals import Job, Prompt
 from foredraft.bench.serve.engines import variants
+from foredraft.bench.serve.pace import Pace
 from foredraft.bench.serve.plot import draw
 from foredraft.bench.serve.remote import RemoteServer, TokenCounter
 from foredraft.bench.serve.results import comparisons, points
@@ -93,6 +95,26 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratios["best_fixed"] == ratios["better"] == "K=2"
     assert ratios["over_best_fixed"]["p50"] == pytest.approx(0.98, abs=0.01)
     assert compared[2]["tokens_per_second_per_request"]["over_plain"]["p50"] == 1.0
+
+
+def test_figures_of_different_minutes_are_compared_at_equal_pace() -> None:
+    """Twice as slow at few rows and as fast at many: only what ran few rows is corrected."""
+    slow, fast = Pace((2.0, 2.0, 4.0)), Pace((1.0, 1.0, 4.0))
+    found, level = Measured(), Level(concurrency=1)
+    rounds = {"plain": [(50.0, slow, 1), (100.0, fast, 1)], "K=2": [(80.0, fast, 1)] * 2}
+    for label, samples in rounds.items():
+        for rate, pace, rows in samples:
+            found.add(label, level, replace(sample(rate), pace=pace, step_rows=[rows] * 7))
+    assert found.usual_pace == Pace((1.25, 1.25, 4.0))
+    plain, other = points(found)
+    assert plain["slowness_by_round"] == pytest.approx([1.6, 0.8])
+    assert plain["tokens_per_second_at_equal_pace"] == pytest.approx(80.0)
+    assert plain["tokens_per_second"] == 75.0
+    assert other["slowness_by_round"] == pytest.approx([0.8, 0.8])
+    (ratios,) = comparisons(found, ["K=2"])
+    assert ratios["tokens_per_second"]["over_plain"]["p50"] == pytest.approx(0.8)
+    crowd = replace(sample(50.0), pace=slow, step_rows=[32])
+    assert found.slowness(crowd) == 1.0
 
 
 def judge(policy: dict[int, float], **more: Any) -> dict[tuple[str, int], bool | None]:
@@ -195,10 +217,13 @@ def result_of(rates: dict[tuple[int, int], float]) -> dict[str, Any]:
             ],
             "reading": [],
         },
-        "lengths": [[1, 100]],
+        "lengths": [[1, 100], None],
+        "prompt_lengths": [1, 1],
+        "rounds": 2,
+        "window": {"requests": None, "seconds": 8.0},
         "points": [
             {"label": "plain" if not width else f"K={width}", "concurrency": load,
-             "tokens_per_second": rate, "tokens": 100, "drafter_seconds_per_step": 0.0,
+             "tokens_per_second_at_equal_pace": rate, "tokens": 100, "drafter_seconds_per_step": 0.0,
              "acceptance_by_position": [0.5] * width, "filled_by_position": [1.0] * width}
             for (load, width), rate in rates.items()
         ],
@@ -231,7 +256,7 @@ def test_a_result_without_what_is_needed_is_refused(key: str) -> None:
 
 def test_a_measurement_that_was_too_short_is_told_so() -> None:
     with pytest.raises(UserError, match="give more --seconds"):
-        check_simulator({**result_of({(1, 0): 1.0}), "lengths": []})
+        check_simulator({**result_of({(1, 0): 1.0}), "lengths": [None, None]})
 
 
 @pytest.mark.parametrize(("form", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])

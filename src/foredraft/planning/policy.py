@@ -63,6 +63,11 @@ class StepRecord:
     drafter_seconds: float
     seconds: float  # of all the rest: scheduling, the target's pass, verification, commit
 
+    @property
+    def num_rows(self) -> int:
+        """Of the target's pass."""
+        return self.load.num_rows + self.num_draft_rows
+
 
 class Policy(Protocol):
     """Chooses widths; the engine clips them to the row budget, to pages and to what may still be

@@ -87,6 +87,7 @@ class Played:
     seconds: float = 0.0
     # Of that, while all slots were taken, from the first wave's first tokens on.
     num_full_tokens: int = 0
+    num_full_ended: int = 0
     full_seconds: float = 0.0
     num_steps: int = 0  # that could have drafted
     num_plain_steps: int = 0  # ... and asked for nothing
@@ -162,9 +163,25 @@ class _Sequence:
         return width, width
 
 
-def simulate(policy: Policy, trace: Sequence[Arrival], machine: Machine, seed: int = 0) -> Played:
-    """Play `trace` to its end. `trace` is in the order of arrival."""
-    return _Simulation(policy, trace, machine, seed).run()
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """How much of the steady state is played: until so many requests have ended in it, or so many
+    seconds have passed.
+    """
+
+    requests: int
+    seconds: float
+
+
+def simulate(
+    policy: Policy,
+    trace: Sequence[Arrival],
+    machine: Machine,
+    seed: int = 0,
+    steady: Steady | None = None,
+) -> Played:
+    """Play `trace`, which is in the order of arrival, to its end, or as far as `steady` says."""
+    return _Simulation(policy, trace, machine, seed).run(steady)
 
 
 class _Simulation:
@@ -177,10 +194,15 @@ class _Simulation:
         self._noise = Random(f"{seed}/noise")
         self.played = Played()
 
-    def run(self) -> Played:
+    def run(self, steady: Steady | None) -> Played:
         while self._waiting or self._running:
             self._admit()
             self._step()
+            if steady is not None and (
+                self.played.num_full_ended >= steady.requests
+                or self.played.full_seconds >= steady.seconds
+            ):
+                break
         return self.played
 
     def _admit(self) -> None:
@@ -206,18 +228,22 @@ class _Simulation:
         drafter_seconds = self._drafter_seconds(widths)
         seconds = self._pass_seconds(load, emitting, drafts)
         self.played.seconds += drafter_seconds + seconds
-        self._note_full(drafts, drafter_seconds + seconds)
+        full = self._note_full(drafts, drafter_seconds + seconds)
         for one, chain in chains:
             one.num_read += min(chain, one.left_to_read)
+        running = len(self._running)
         for one, (drafted, accepted) in zip(emitting, drafts, strict=True):
             self._commit(one, drafted, accepted)
+        self.played.num_full_ended += (running - len(self._running)) * full
         self._note(load, emitting, widths, drafts, drafter_seconds, seconds)
 
-    def _note_full(self, drafts: Sequence[tuple[int, int]], seconds: float) -> None:
+    def _note_full(self, drafts: Sequence[tuple[int, int]], seconds: float) -> bool:
         slots = self._machine.max_num_seqs
-        if len(self._running) == slots and len(self.played.ttft) >= slots:
+        full = len(self._running) == slots and len(self.played.ttft) >= slots
+        if full:
             self.played.num_full_tokens += sum(accepted + 1 for _, accepted in drafts)
             self.played.full_seconds += seconds
+        return full
 
     def _chains(self) -> list[tuple[_Sequence, int]]:
         """Rows of each request: its pending token, or a part of its prompt."""

@@ -13,6 +13,7 @@ from typing import Any
 from foredraft.bench.provenance import provenance
 from foredraft.bench.serve.arrivals import Prompt
 from foredraft.bench.serve.engines import EngineServer, Variant, variants
+from foredraft.bench.serve.pace import Reference
 from foredraft.bench.serve.prompts import of_texts, of_tokens
 from foredraft.bench.serve.remote import RemoteServer
 from foredraft.bench.serve.results import comparisons, points
@@ -80,14 +81,15 @@ async def bench_engines(
             servers.append(server)
             if server.policy is not None:
                 costs.setdefault("calibrated", server.policy.costs.curve.as_json())
-        measured = await Sweep(servers, prompts, settings).run(progress)
+        reference = Reference(loaded)
+        measured = await Sweep(servers, prompts, settings, reference.pace).run(progress)
         for server in servers:
             server.check_drafter()
             if server.policy is not None:
                 learnt = server.policy.costs
                 costs.setdefault("learnt", {})[server.label] = learnt.curve.as_json()
                 costs.setdefault("draft_ratio", {})[server.label] = learnt.draft_ratio
-    result = _result(measured, prompts, settings)
+    result, step_costs = _result(measured, prompts, settings), measured.step_costs()
     return {
         **result,
         "model": loaded.name,
@@ -99,11 +101,10 @@ async def bench_engines(
         "prompt_tokens": comparison.prompt_tokens,
         **_judged(measured, result["points"], chosen, hopeless=comparison.hopeless),
         "costs": costs,
-        "step_costs": {
-            "decoding": measured.step_costs.decoding(),
-            "reading": measured.step_costs.reading(),
-        },
-        "lengths": sorted(measured.lengths.values()),
+        "step_costs": {"decoding": step_costs.decoding(), "reading": step_costs.reading()},
+        # Of every prompt in order, where an answer was seen to its end: [prompt, answer] in tokens.
+        "lengths": [measured.lengths.get(prompt.id) for prompt in prompts],
+        "prompt_lengths": [len(prompt.token_ids) for prompt in prompts],
     }
 
 

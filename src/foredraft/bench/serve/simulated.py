@@ -2,28 +2,35 @@
 measured acceptance.
 
 Knows results of `bench serve` and the simulator; measures nothing. What is fed: what steps cost by
-what they carried, how often drafts were found and accepted at each width, and how long prompts and
-answers were. What is asked: tokens a second at every load and width, and the best width.
+what they carried, at the machine's usual pace; how often drafts were found and accepted by the
+requests of a load, at each width; and how long these requests' prompts and answers were. What is
+asked: tokens a second at every load and width, at that pace, and the best width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from random import Random
+from itertools import islice
+from statistics import median
 from typing import Any
 
 import numpy as np
 
+from foredraft.bench.serve.arrivals import Prompt, Source
+from foredraft.bench.serve.sweep import Level, Settings, first_prompt
 from foredraft.core.errors import UserError
 from foredraft.planning.allocation import Costs
 from foredraft.planning.cost import CostCurve
 from foredraft.planning.policy import FixedWidth
-from foredraft.planning.simulate import Arrival, Law, Machine, simulate
+from foredraft.planning.simulate import Arrival, Law, Machine, Steady, simulate
 
+REQUESTS_PER_CLIENT, LEAST = 5, 64  # more than any window holds
 NEAR = 0.10  # of the measured goodput
 LEAST_AGREEMENT = 0.90  # of the loads
-ANSWERS_PER_CLIENT, LEAST_ANSWERS = 8, 64
-NEEDED = ("points", "fixed", "costs", "step_costs", "lengths", "max_tokens")
+NEEDED = (
+    "points", "fixed", "costs", "step_costs", "lengths", "prompt_lengths", "max_tokens", "rounds",
+    "window",
+)  # fmt: skip
 
 
 def check_simulator(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +41,7 @@ def check_simulator(result: Mapping[str, Any]) -> dict[str, Any]:
     for key in NEEDED:
         if key not in result:
             raise UserError(f"the result lacks {key!r}: it must be one of `bench serve MODEL`")
-    if not result["lengths"] or not result["step_costs"]["decoding"]:
+    if not any(result["lengths"]) or not result["step_costs"]["decoding"]:
         raise UserError("no answer was measured from its start to its end: give more --seconds")
     if "calibrated" not in result["costs"]:
         raise UserError("the result lacks measured costs: --objective must not have been none")
@@ -47,9 +54,8 @@ def check_simulator(result: Mapping[str, Any]) -> dict[str, Any]:
     reading = prompt_row_seconds(curve, result["step_costs"]["reading"])
     loads = list(dict.fromkeys(load for load, _ in points))
     widths = list(dict.fromkeys(width for _, width in points))
-    laws = {width: _law([points[load, width] for load in loads]) for width in widths}
     lines = [
-        _line(result, points[load, width], load, width, curve, reading, laws[width])
+        _line(result, points[load, width], load, width, curve, reading)
         for load in loads
         for width in widths
     ]
@@ -102,20 +108,10 @@ def prompt_row_seconds(curve: CostCurve, steps: Sequence[Mapping[str, Any]]) -> 
     return max(0.0, spent - beside) / rows if rows else None
 
 
-def _law(points: Sequence[Mapping[str, Any]]) -> Law:
-    """Acceptance at one width, over all loads, each by its tokens."""
-    rates = _mean([(p["acceptance_by_position"], p["tokens"]) for p in points])
-    filled = _mean([(p["filled_by_position"], p["tokens"]) for p in points])
-    return Law.of(*(rates or [0.0]), filled=filled[0] if filled else 1.0)
-
-
-def _mean(many: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """Position by position, over those that have it."""
-    found = []
-    for position in range(max((len(values) for values, _ in many), default=0)):
-        pairs = [(v[position], weight) for v, weight in many if position < len(v)]
-        found.append(sum(v * w for v, w in pairs) / sum(w for _, w in pairs))
-    return found
+def _law(point: Mapping[str, Any]) -> Law:
+    """Acceptance and drafts found, of the very requests of a load."""
+    filled = point["filled_by_position"]
+    return Law.of(*(point["acceptance_by_position"] or [0.0]), filled=filled[0] if filled else 1.0)
 
 
 def _line(
@@ -125,15 +121,19 @@ def _line(
     width: int,
     curve: CostCurve,
     reading: float | None,
-    law: Law,
 ) -> dict[str, Any]:
-    trace = _trace(result["lengths"], load, law)
     drafter = point["drafter_seconds_per_step"] or 0.0
     ratio = drafter / (width * curve.of_rows(load)) if width else 0.0
-    rows = max(256, 8 * load)
-    machine = Machine(Costs(curve, ratio), load, rows, prompt_row_seconds=reading)
-    found = simulate(FixedWidth(width), trace, machine).full_goodput
-    measured = point["tokens_per_second"]
+    machine = Machine(Costs(curve, ratio), load, max(256, 8 * load), prompt_row_seconds=reading)
+    window = Settings(
+        [], requests=result["window"]["requests"], seconds=result["window"]["seconds"]
+    ).extent(Level(concurrency=load))
+    steady = Steady(window.requests, window.seconds)
+    traces = [_trace(result, number, load, _law(point)) for number in range(result["rounds"])]
+    found = median(
+        simulate(FixedWidth(width), trace, machine, steady=steady).full_goodput for trace in traces
+    )
+    measured = point["tokens_per_second_at_equal_pace"]
     return {
         "concurrency": load,
         "width": width,
@@ -144,15 +144,18 @@ def _line(
     }
 
 
-def _trace(lengths: Sequence[Sequence[int]], load: int, law: Law) -> list[Arrival]:
-    """As many clients as slots, the first answers of all lengths, like those that were measured."""
-    number = load + max(LEAST_ANSWERS, ANSWERS_PER_CLIENT * load)
-    order = [lengths[n % len(lengths)] for n in range(number)]
-    Random(0).shuffle(order)
+def _trace(result: Mapping[str, Any], number: int, load: int, law: Law) -> list[Arrival]:
+    """The requests of a round, in their order. An answer whose end was never seen is as long as it
+    may be.
+    """
+    lengths, most = result["lengths"], result["max_tokens"]
+    prompts = [Prompt(str(index), "", "") for index in range(len(lengths))]
+    start = first_prompt(number, len(prompts), result["rounds"])
     trace = []
-    for index, (prompt, output) in enumerate(order):
-        left = index + 1 if index < load else load
-        trace.append(Arrival(0.0, prompt, max(1, -(-output * left // load)), law))
+    for job in islice(Source(prompts, most, start).jobs(load), REQUESTS_PER_CLIENT * load + LEAST):
+        index = int(job.prompt.id)
+        output = min(job.max_tokens, lengths[index][1] if lengths[index] else most)
+        trace.append(Arrival(0.0, result["prompt_lengths"][index], output, law))
     return trace
 
 

@@ -180,11 +180,12 @@ class StepCosts:
         self._positions: dict[tuple[int, int], int] = {}
         self._reading: dict[tuple[int, int], tuple[int, float, int]] = {}
 
-    def add(self, step: LoggedStep) -> None:
+    def add(self, step: LoggedStep, slowness: float = 1.0) -> None:
+        """`slowness`: of the machine at that time."""
         if step.cycle is None:
             return
         record, load = step.record, step.record.load
-        spent = step.cycle - record.drafter_seconds
+        spent = (step.cycle - record.drafter_seconds) / slowness
         key = (load.num_requests + record.num_draft_rows, load.num_requests)
         prompt_rows = load.num_rows - load.num_requests  # beside one row a request
         if prompt_rows:

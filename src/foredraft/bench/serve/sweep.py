@@ -7,6 +7,7 @@ a minute in which the machine is slow falls on all alike.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from foredraft.bench.serve.arrivals import Prompt, Source, poisson
+from foredraft.bench.serve.pace import Pace, mean
 from foredraft.bench.serve.steps import Counters, LoggedStep, StepCosts, StepCounts
 from foredraft.bench.serve.traces import Figures, Window, figures
 from foredraft.bench.serve.traffic import (
@@ -28,6 +30,7 @@ from foredraft.bench.serve.traffic import (
 Progress = Callable[[str, int, int], None]  # what, done, of
 WARM_UP_REQUESTS = 8
 REQUESTS, REQUESTS_PER_CLIENT = 8, 2  # that end in a window
+IDLE = 0.05  # seconds after which a server has ended what was cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class Sample:
     outputs: Mapping[int, Sequence[int]]  # token ids by request, as far as they had come
     waiting: int
     mean_acceptance_length: float | None = None  # as a server states it
+    pace: Pace | None = None  # of the machine in these seconds
+    step_rows: Sequence[int] = ()  # of every step
 
 
 @dataclass(slots=True)
@@ -92,11 +97,37 @@ class Measured:
 
     samples: dict[tuple[str, Level], list[Sample]] = field(default_factory=dict)  # by round
     warm_up: dict[str, dict[str, float]] = field(default_factory=dict)
-    step_costs: StepCosts = field(default_factory=StepCosts)
+    steps: list[tuple[LoggedStep, Pace | None]] = field(default_factory=list)  # of closed loops
     lengths: dict[str, tuple[int, int]] = field(default_factory=dict)  # prompt and output, by id
 
     def add(self, label: str, level: Level, sample: Sample) -> None:
         self.samples.setdefault((label, level), []).append(sample)
+
+    @property
+    def usual_pace(self) -> Pace | None:
+        """The mean over all samples."""
+        every = [each.pace for samples in self.samples.values() for each in samples]
+        known = [pace for pace in every if pace is not None]
+        return mean(known) if known else None
+
+    def slowness(self, sample: Sample) -> float:
+        """How many times longer than at the usual pace the sample's steps took, by the reference
+        passes beside it; 1 without these.
+        """
+        usual = self.usual_pace
+        if usual is None or sample.pace is None:
+            return 1.0
+        return sample.pace.slowness(usual, sample.step_rows)
+
+    def step_costs(self) -> StepCosts:
+        """What steps cost at the usual pace."""
+        costs, usual = StepCosts(), self.usual_pace
+        for step, pace in self.steps:
+            if usual is None or pace is None:
+                costs.add(step)
+            else:
+                costs.add(step, pace.slowness(usual, [step.record.num_rows]))
+        return costs
 
     @property
     def labels(self) -> list[str]:
@@ -105,6 +136,11 @@ class Measured:
     @property
     def levels(self) -> list[Level]:
         return list(dict.fromkeys(level for _, level in self.samples))
+
+
+def first_prompt(round_number: int, num_prompts: int, rounds: int) -> int:
+    """The prompt that a round begins with: rounds ask different ones first."""
+    return round_number * num_prompts // rounds
 
 
 def turns(count: int, number: int) -> list[int]:
@@ -139,9 +175,18 @@ class Sweep:
     """
 
     def __init__(
-        self, servers: Sequence[Measurable], prompts: Sequence[Prompt], settings: Settings
+        self,
+        servers: Sequence[Measurable],
+        prompts: Sequence[Prompt],
+        settings: Settings,
+        reference: Callable[[], Pace] | None = None,
     ) -> None:
+        """`reference` is asked for the machine's pace before the first measurement and after each,
+        while no server has anything to do.
+        """
         self._servers, self._prompts, self._settings = servers, prompts, settings
+        self._reference = reference
+        self._pace: Pace | None = None  # before the next measurement
         self.measured = Measured()
 
     async def run(self, progress: Progress) -> Measured:
@@ -150,6 +195,7 @@ class Sweep:
             await self._warm_up(server)
             progress("warm-up", done, len(self._servers))
         settings, number = self._settings, 0
+        self._pace = self._reference() if self._reference else None
         total = settings.rounds * len(self._servers)
         for round_number in range(settings.rounds):
             for level in settings.levels:
@@ -161,7 +207,7 @@ class Sweep:
 
     def _source(self, round_number: int) -> Source:
         """The requests of a round, the same at all levels."""
-        start = round_number * len(self._prompts) // self._settings.rounds
+        start = first_prompt(round_number, len(self._prompts), self._settings.rounds)
         return Source(self._prompts, self._settings.max_tokens, start, self._settings.seed)
 
     async def _warm_up(self, server: Measurable) -> None:
@@ -201,15 +247,28 @@ class Sweep:
             observed = await open_loop(server, source.jobs(), times, opens=opens)
         after = server.counters()
         counters = after.since(before[0]) if after and before and before[0] else None
-        self._note(server, level, observed, counters)
+        pace = await self._pace_beside()
+        self._note(server, level, observed, counters, pace)
+
+    async def _pace_beside(self) -> Pace | None:
+        """The mean of before and after what was just measured."""
+        if self._reference is None or self._pace is None:
+            return None
+        await asyncio.sleep(IDLE)
+        before, self._pace = self._pace, self._reference()
+        return mean([before, self._pace])
 
     def _note(
-        self, server: Measurable, level: Level, observed: Observed, counters: Counters | None
+        self,
+        server: Measurable,
+        level: Level,
+        observed: Observed,
+        counters: Counters | None,
+        pace: Pace | None,
     ) -> None:
         steps = server.take_steps(observed.window)
         if level.concurrency is not None:  # arrivals by chance leave a server idle
-            for step in steps:
-                self.measured.step_costs.add(step)
+            self.measured.steps += [(step, pace) for step in steps]
         told = [each.mean_acceptance_length for each in observed.traces]
         stated = [each for each in told if each is not None]
         sample = Sample(
@@ -219,6 +278,8 @@ class Sweep:
             {trace.index: tuple(trace.token_ids) for trace in observed.traces},
             observed.waiting,
             sum(stated) / len(stated) if stated else None,
+            pace,
+            [step.record.num_rows for step in steps],
         )
         self.measured.add(server.label, level, sample)
         for trace in observed.traces[level.concurrency or 0 :]:
