@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foredraft.drafters.suffix_draft import NUM_CELLS, DraftLimits, Proposal, ReferenceIndex, cell
+from foredraft.drafters.suffix_draft import NUM_CELLS, DraftLimits, ReferenceIndex, cell
 from foredraft.drafters.suffix_estimates import (
     FORGET_AFTER,
     PRIOR_NODES,
@@ -148,25 +148,21 @@ def test_the_starting_values_rise_with_match_and_agreement(prior) -> None:
     assert all(0 < value < 1 for row in prior for value in row)
 
 
-def test_only_nodes_with_an_accepted_parent_are_learned_from() -> None:
+def test_cells_learn_from_the_nodes_that_were_judged() -> None:
     estimates = Estimates()
     before = list(estimates.values)
-    estimates.learn(Proposal([1, 2, 3, 4], [-1, 0, 0, 2], [0, 7, 14, 21], 0.0, 0), {0, 2})
+    estimates.learn([0, 7, 14, 21, 28], [(0, True), (1, False), (3, False)])
     changed = [i for i in range(NUM_CELLS) if estimates.values[i] != before[i]]
-    assert changed == [0, 7, 14, 21]
+    assert changed == [0, 7, 21]
     assert estimates.values[0] > before[0]
     assert estimates.values[7] < before[7]
     assert estimates.values[21] == before[21] * PRIOR_NODES / (PRIOR_NODES + 1)
-    estimates.learn(Proposal([1, 2, 3], [-1, 0, 1], [28, 35, 42], 0.0, 0), set())
-    assert estimates.values[28] < before[28]
-    assert estimates.values[35:] == before[35:]
 
 
 def test_what_was_long_ago_counts_less() -> None:
     estimates = Estimates()
-    proposal = Proposal([1], [-1], [0], 0.0, 0)
     for _ in range(int(2 * FORGET_AFTER)):
-        estimates.learn(proposal, ())
+        estimates.learn([0], [(0, False)])
     for _ in range(int(FORGET_AFTER)):
-        estimates.learn(proposal, {0})
+        estimates.learn([0], [(0, True)])
     assert estimates.values[0] > 0.5

@@ -7,10 +7,11 @@ deterministic, so that it is exact under every acceptance rule.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
+from foredraft.drafters.track_record import TrackRecord
 
 # LOG.md, "N-gram drafting": near the best on copies, no loss on chat.
 DEFAULT_DRAFT_LENGTH = 5
@@ -24,6 +25,12 @@ MAX_MATCHES = 16
 # follow a continuation, each next token goes on so with this probability.
 MATCH_DECAY = 0.5
 PERSISTENCE = 0.8
+# What is believed of a draft token before anything is counted, by the length of the n-gram that it
+# follows, those longer than the last alike; less where a shorter ending of the same tokens was last
+# followed by another token.
+BELIEVED = (0.35, 0.6, 0.7, 0.77, 0.81, 0.84, 0.87, 0.9, 0.92, 0.94)
+DISPUTED = 0.5
+NUM_TENTHS = 10  # of a tree's shares: the kinds that its nodes are counted by
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +105,18 @@ class NgramDrafter:
             tree=prompt_lookup_num_matches > 1, num_speculative_tokens=length
         )
         self._indexes: dict[str, NgramIndex] = {}
+        self._record = TrackRecord()
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         return [self._draft(request) for request in requests]
 
     def observe(self, results: Sequence[StepResult]) -> None:
-        """Nothing to learn: `propose` reads the committed tokens it has not seen."""
+        """Learn how sure a draft is; its tokens come from those that `propose` reads."""
+        self._record.observe(results)
 
     def release(self, request_id: str) -> None:
         self._indexes.pop(request_id, None)
+        self._record.forget(request_id)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless every index agrees with one built from its tokens at once."""
@@ -120,8 +130,38 @@ class NgramDrafter:
             index = self._indexes[request.id] = NgramIndex(self.options)
         index.extend(request.tokens[len(index.tokens) :])
         if self.options.prompt_lookup_num_matches == 1:
-            return Draft.chain(index.continuation(request.max_nodes))
-        return merged(index.continuations(request.max_nodes), request.max_nodes)
+            found = index.match()
+            if found is None:
+                return Draft()
+            position, match = found
+            tokens = index.continued(position, request.max_nodes)
+            return self._chain(request, tokens, match, index.is_disputed())
+        return self._tree(
+            request, merged(index.continuations(request.max_nodes), request.max_nodes)
+        )
+
+    def _chain(self, request: DraftRequest, tokens: list[int], match: int, disputed: bool) -> Draft:
+        """Each token follows an n-gram that is longer by one; kinds: length, disputed or not."""
+        kinds: list[int] = []
+        confidence: list[float] = []
+        for length in range(match - 1, match - 1 + len(tokens)):
+            row = min(length, len(BELIEVED) - 1)
+            kinds.append(2 * row + disputed)
+            believed = BELIEVED[row] * (DISPUTED if disputed and length < match else 1.0)
+            confidence.append(self._record.value(kinds[-1], believed))
+        draft = Draft.chain(tokens, confidence=confidence)
+        self._record.expect(request.id, draft.tokens, draft.parents, kinds)
+        return draft
+
+    def _tree(self, request: DraftRequest, tree: Draft) -> Draft:
+        """`tree` with the track record of nodes of about its confidence."""
+        believed = tree.confidence or ()
+        kinds = [-1 - min(int(NUM_TENTHS * each), NUM_TENTHS - 1) for each in believed]
+        self._record.expect(request.id, tree.tokens, tree.parents, kinds)
+        confidence = [
+            self._record.value(kind, each) for kind, each in zip(kinds, believed, strict=True)
+        ]
+        return replace(tree, confidence=confidence)
 
 
 class NgramIndex:
@@ -175,14 +215,14 @@ class NgramIndex:
                 return position, n
         return None
 
-    def continuation(self, limit: int) -> list[int]:
-        """`limit` tokens that follow the match, none without one.
-
-        A match that ends near the end of the sequence is continued by the proposal itself, so that
-        a repetition goes on with its own period.
-        """
-        found = self.match()
-        return [] if found is None else self._copied(found[0], limit)
+    def is_disputed(self) -> bool:
+        """Whether some ending of the sequence was followed by another token than the match was."""
+        following = {
+            self.tokens[position]
+            for n, table in zip(self.lengths, self.tables, strict=True)
+            if (position := table.get(tuple(self.tokens[-n:]))) is not None
+        }
+        return len(following) > 1
 
     def matches(self) -> list[int]:
         """Positions after the earlier occurrences of the suffix, the longest and latest first, as
@@ -202,9 +242,14 @@ class NgramIndex:
 
     def continuations(self, limit: int) -> list[list[int]]:
         """`limit` tokens that follow each of `matches`."""
-        return [self._copied(position, limit) for position in self.matches()]
+        return [self.continued(position, limit) for position in self.matches()]
 
-    def _copied(self, position: int, limit: int) -> list[int]:
+    def continued(self, position: int, limit: int) -> list[int]:
+        """`limit` tokens from `position` on.
+
+        A match that ends near the end of the sequence is continued by the proposal itself, so that
+        a repetition goes on with its own period.
+        """
         copied = self.tokens[position : position + limit]
         period = len(self.tokens) - position
         for i in range(len(copied), limit):
@@ -234,7 +279,11 @@ def merged(chains: Sequence[Sequence[int]], max_nodes: int) -> Draft:
     # Sorting is stable, and no path has more than the one it goes on from: parents come first.
     best = sorted(through, key=through.__getitem__, reverse=True)[:max_nodes]
     nodes = {path: node for node, path in enumerate(best)}
-    return Draft(tuple(path[-1] for path in best), tuple(nodes.get(path[:-1], -1) for path in best))
+    return Draft(
+        tuple(path[-1] for path in best),
+        tuple(nodes.get(path[:-1], -1) for path in best),
+        confidence=[min(1.0, through[path] / through.get(path[:-1], 1.0)) for path in best],
+    )
 
 
 def _positive(key: str, value: object) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
 from foredraft.drafters.ngram import DEFAULT_DRAFT_LENGTH, LATEST, NgramDrafter
+from foredraft.drafters.track_record import TrackRecord
 
 DEFAULT_REJOIN = 1  # LOG.md, "Fixed predictions"
 MAX_REJOIN = 64
@@ -24,6 +25,9 @@ LONGEST_COMPARED = 32  # tokens before a place that are compared to choose among
 MAX_PLACES = 32  # of equal n-grams, those nearest to where the output left the prediction
 NGRAM, NONE = "ngram", "none"
 FALLBACKS = (NGRAM, NONE)
+# What is believed of a draft token before anything is counted, by how many tokens in a row the
+# output shares with the prediction up to it; the last for all above.
+BELIEVED = (0.6, 0.75, 0.82, 0.87, 0.9, 0.92, 0.94, 0.95)
 
 
 class PredictionDrafter:
@@ -63,20 +67,24 @@ class PredictionDrafter:
         )
         self._rejoin = rejoin
         self._alignments: dict[str, Alignment] = {}
+        self._record = TrackRecord()
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         return [self._draft(request) for request in requests]
 
     def observe(self, results: Sequence[StepResult]) -> None:
-        """Nothing to learn: `propose` reads the committed tokens it has not seen."""
+        """Learn how sure a draft is; its tokens come from those that `propose` reads."""
+        self._record.observe(results)
+        if self._fallback is not None:
+            self._fallback.observe(results)
 
     def release(self, request_id: str) -> None:
         self._alignments.pop(request_id, None)
+        self._record.forget(request_id)
         if self._fallback is not None:
             self._fallback.release(request_id)
 
     def _draft(self, request: DraftRequest) -> Draft:
-        predicted: Sequence[int] = ()
         if request.prediction:
             alignment = self._alignments.get(request.id)
             if alignment is None:
@@ -84,9 +92,18 @@ class PredictionDrafter:
                 self._alignments[request.id] = alignment
             alignment.follow(request.tokens[request.num_prompt_tokens + alignment.num_followed :])
             predicted = alignment.ahead(request.max_nodes)
-        if predicted or self._fallback is None:
-            return Draft.chain(predicted)
-        return self._fallback.propose([request])[0]
+            if predicted:
+                return self._followed(request, predicted, alignment.num_in_a_row)
+        return Draft() if self._fallback is None else self._fallback.propose([request])[0]
+
+    def _followed(self, request: DraftRequest, predicted: Sequence[int], in_a_row: int) -> Draft:
+        """A chain; kinds: tokens in a row that agree when a token is reached."""
+        last = len(BELIEVED) - 1
+        kinds = [min(in_a_row + i, last) for i in range(len(predicted))]
+        confidence = [self._record.value(kind, BELIEVED[kind]) for kind in kinds]
+        draft = Draft.chain(predicted, confidence=confidence)
+        self._record.expect(request.id, draft.tokens, draft.parents, kinds)
+        return draft
 
 
 class Alignment:
@@ -102,6 +119,7 @@ class Alignment:
         self.prediction = tuple(prediction)
         self.rejoin = rejoin
         self.next: int | None = 0  # index of the token expected next; None: it has left
+        self.num_in_a_row = 0  # output tokens that agree, since it last left
         self._left_at = 0
         self._output: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> indexes after it
@@ -120,10 +138,12 @@ class Alignment:
             at = self.next
             if at is not None and at < len(self.prediction) and self.prediction[at] == token:
                 self.next = at + 1
+                self.num_in_a_row += 1
                 continue
             if at is not None:
                 self._left_at = at
             self.next = self._rejoined()
+            self.num_in_a_row = 0
 
     def ahead(self, limit: int) -> Sequence[int]:
         """At most `limit` tokens that the prediction says next; none where the output has left."""

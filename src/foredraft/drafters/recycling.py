@@ -184,9 +184,11 @@ class RankRates:
 def best_tree(table: SuccessorTable, rates: Sequence[float], root: int, max_nodes: int) -> Draft:
     """The `max_nodes` nodes that are most likely to be reached, where a node's probability is the
     product of the rates of the ranks on its path; the children of a node in the order of ranks.
+    Its confidence is the rate of its rank.
     """
     tokens: list[int] = []
     parents: list[int] = []
+    confidence: list[float] = []
     # -probability, order of arrival, parent, its successors, its probability, rank
     frontier: list[tuple[float, int, int, Sequence[int], float, int]] = []
     order = 0
@@ -198,6 +200,7 @@ def best_tree(table: SuccessorTable, rates: Sequence[float], root: int, max_node
         token, node = ids[rank], len(tokens)
         tokens.append(token)
         parents.append(parent)
+        confidence.append(rates[rank])
         if rank + 1 < len(ids) and ids[rank + 1] != NONE:
             order += 1
             heappush(frontier, (-reached * rates[rank + 1], order, parent, ids, reached, rank + 1))
@@ -205,7 +208,7 @@ def best_tree(table: SuccessorTable, rates: Sequence[float], root: int, max_node
         if known[0] != NONE:
             order += 1
             heappush(frontier, (negative * rates[0], order, node, known, -negative, 0))
-    return Draft(tuple(tokens), tuple(parents))
+    return Draft(tuple(tokens), tuple(parents), confidence=confidence)
 
 
 def _pairs(rows: Sequence[StepRow], next_token: int | None) -> Sequence[tuple[StepRow, int | None]]:

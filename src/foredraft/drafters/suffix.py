@@ -16,6 +16,7 @@ from foredraft.drafters.suffix_draft import DraftLimits, Proposal
 from foredraft.drafters.suffix_estimates import PRIOR_PAST, Estimates
 from foredraft.drafters.suffix_responses import Key, ResponseCache
 from foredraft.drafters.suffix_source import SuffixSource, index_maker
+from foredraft.drafters.track_record import emitted, judged
 
 # LOG.md, "Suffix decoding".
 DEFAULT_DRAFT_LENGTH = 8
@@ -139,12 +140,12 @@ class SuffixDrafter:
             if state is None or result.next_token is None:
                 continue
             proposal, state.drafted = state.drafted, None
-            kept = [row for row in result.rows if row.node >= 0 and row.committed]
-            if proposal is not None and len(result.rows) > len(proposal.tokens):
-                estimates = self._past if state.from_responses else self._own
-                estimates.learn(proposal, {row.node for row in kept})
+            if proposal is not None:
+                found = judged(proposal.tokens, proposal.parents, emitted(result))
+                self._estimates(state).learn(proposal.cells, found)
             if state.response is not None:
-                state.note(result, [row.token for row in kept])
+                kept = [row.token for row in result.rows if row.node >= 0 and row.committed]
+                state.note(result, kept)
 
     def release(self, request_id: str) -> None:
         state = self._states.pop(request_id, None)
@@ -171,7 +172,15 @@ class SuffixDrafter:
                 best, state.from_responses = past, True
                 self.responses.use(state.response[0], past.text)
         state.drafted = best if best.tokens else None
-        return Draft(tuple(best.tokens), tuple(best.parents))
+        values = self._estimates(state).values
+        confidence = [values[cell] for cell in best.cells]
+        if self.options.suffix_decoding_tree:
+            confidence = _scaled(best.parents, confidence)
+        return Draft(tuple(best.tokens), tuple(best.parents), confidence=confidence)
+
+    def _estimates(self, state: _State) -> Estimates:
+        """Those of where the request's draft came from."""
+        return self._past if state.from_responses else self._own
 
     def _limits(self, max_nodes: int) -> DraftLimits:
         options = self.options
@@ -226,6 +235,16 @@ class SuffixDrafter:
         state.tail = [*state.tail, *new][-self._num_tail :]
         state.unshared += new
         state.unread = []
+
+
+def _scaled(parents: Sequence[int], confidence: Sequence[float]) -> list[float]:
+    """Siblings' estimates add up to 1 at most: one of them is right."""
+    totals: dict[int, float] = {}
+    for parent, value in zip(parents, confidence, strict=True):
+        totals[parent] = totals.get(parent, 0.0) + value
+    return [
+        value / max(1.0, totals[parent]) for parent, value in zip(parents, confidence, strict=True)
+    ]
 
 
 def _integer(key: str, value: object, least: int) -> int:

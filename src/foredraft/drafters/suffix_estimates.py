@@ -1,13 +1,11 @@
 """How often drafts of each kind are accepted: a table that begins as measured and learns.
 
-Knows cells and what became of their nodes; knows neither tokens nor requests.
+Knows cells and which nodes were right; knows neither tokens nor requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-
-from foredraft.drafters.suffix_draft import Proposal
+from collections.abc import Iterable, Sequence
 
 # Weight of a starting value, in nodes; after FORGET_AFTER nodes old ones count half.
 PRIOR_NODES = 128.0
@@ -46,13 +44,13 @@ class Estimates:
         self._accepted = [PRIOR_NODES * value for value in self.values]
         self._judged = [PRIOR_NODES] * len(self.values)
 
-    def learn(self, proposal: Proposal, accepted: Collection[int]) -> None:
-        """Count the nodes whose parents were accepted; nothing is known of the others."""
-        for node, (parent, cell) in enumerate(zip(proposal.parents, proposal.cells, strict=True)):
-            if parent < 0 or parent in accepted:
-                self._judged[cell] += 1.0
-                self._accepted[cell] += node in accepted
-                self.values[cell] = self._accepted[cell] / self._judged[cell]
-                if self._judged[cell] > FORGET_AFTER:
-                    self._judged[cell] /= 2.0
-                    self._accepted[cell] /= 2.0
+    def learn(self, cells: Sequence[int], judged: Iterable[tuple[int, bool]]) -> None:
+        """Count nodes, `cells` by node: (node, whether it was right) of those that were judged."""
+        for node, right in judged:
+            cell = cells[node]
+            self._judged[cell] += 1.0
+            self._accepted[cell] += right
+            self.values[cell] = self._accepted[cell] / self._judged[cell]
+            if self._judged[cell] > FORGET_AFTER:
+                self._judged[cell] /= 2.0
+                self._accepted[cell] /= 2.0
