@@ -28,6 +28,8 @@ class Capabilities:
     # a prompt is being read, so that it can read along.
     cache: CacheShape | None = None
     weight_bytes: int = 0  # of a model of its own, as kept in memory
+    # Each draft token costs a pass of a model, or a part of one; else drafting is all but free.
+    costs_passes: bool = False
     max_positions: int | None = None  # a longer context gets no drafts; None: any length
     # Of each row that a step verifies, so many ids of its largest logits, best first, are told in
     # `StepRow.top_ids`. They cost something: 0 is none.
@@ -78,8 +80,8 @@ class Draft:
     probs: Tensor | None = None
     # P(a node is accepted | its parent is), as the drafter believes; None: it doesn't know.
     confidence: Sequence[float] | None = None
-    # False: a node that is computed for the drafter's own use, never accepted, never counted as
-    # drafted, and so are the nodes below it; None: all are drafts.
+    # False: a row that is computed for the drafter's own use, told of like any other, never
+    # accepted, never counted as drafted; so must the nodes below it be. None: all are drafts.
     verify: Sequence[bool] | None = None
     # Of the request's committed tokens, from the first: those whose keys and values the drafter's
     # own cache now holds. Later requests that begin alike are given them.

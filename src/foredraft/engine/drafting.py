@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foredraft.cache.tensors import KVCache
-from foredraft.core.trees import Topology, topology
+from foredraft.core.trees import ROOT, Topology, topology
 from foredraft.drafters.interface import Draft, Drafter, DraftRequest
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduled
@@ -58,13 +58,26 @@ class TokenView(Sequence[int]):
 
 @dataclass(frozen=True, slots=True)
 class CheckedDraft:
-    """A draft that the engine can verify, in plain values."""
+    """A draft that the engine can verify, in plain values; its nodes are those to be verified.
+
+    The drafter's own rows are no nodes: in the pass they come behind them.
+    """
 
     tokens: tuple[int, ...]
     tree: Topology
     probs: Tensor | None
     num_cached: int = 0
     confidence: tuple[float, ...] | None = None
+    own: OwnRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """Rows that a drafter wants computed for its own use, behind the `n` nodes of its draft."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]  # of the nodes, then of these rows: numbers among both together
+    places: tuple[int, ...]  # the drafter's own number of each node, then of each of these rows
 
 
 NO_DRAFT = CheckedDraft((), topology(()), None)
@@ -145,13 +158,61 @@ def _check(draft: Any, row: Scheduled, drafter: Drafter, vocab_size: int) -> Che
         tree = topology(parents)
     except ValueError as error:
         raise DrafterError(f"a draft is no tree: {error}") from error
-    if not (tree.is_chain or drafter.capabilities.tree):
+    verified = _verified(draft.verify, tree)
+    if not (drafter.capabilities.tree or _is_chain(tree, verified)):
         raise DrafterError("a draft has siblings, but the drafter's capabilities say tree=False")
     if draft.probs is not None:
-        _check_law(draft.probs, tokens, row.request, drafter, vocab_size)
-    num_cached = _num_cached(draft.num_cached, row, drafter)
-    confidence = _confidence(draft.confidence, len(tokens))
-    return CheckedDraft(tokens, tree, draft.probs, num_cached, confidence)
+        _check_law(draft.probs, tokens, verified, row.request, drafter, vocab_size)
+    checked = CheckedDraft(
+        tokens,
+        tree,
+        draft.probs,
+        _num_cached(draft.num_cached, row, drafter),
+        _confidence(draft.confidence, len(tokens)),
+    )
+    return checked if verified is None else _split(checked, verified)
+
+
+def _verified(verify: Any, tree: Topology) -> tuple[bool, ...] | None:
+    """Which nodes are drafts; None: all are."""
+    if verify is None:
+        return None
+    given = tuple(verify)
+    if len(given) != len(tree) or not all(type(each) is bool for each in given):
+        raise DrafterError(
+            f"a draft's verify must be {len(tree)} times True or False, one a node, got {given}"
+        )
+    for node, parent in enumerate(tree.parents):
+        if given[node] and parent >= 0 and not given[parent]:
+            raise DrafterError(
+                f"draft node {node} is to be verified, but its parent {parent} is not"
+            )
+    return None if all(given) else given
+
+
+def _is_chain(tree: Topology, verified: Sequence[bool] | None) -> bool:
+    """Whether no two nodes that are verified have the same parent."""
+    if verified is None:
+        return tree.is_chain
+    parents = [parent for parent, each in zip(tree.parents, verified, strict=True) if each]
+    return len(set(parents)) == len(parents)
+
+
+def _split(draft: CheckedDraft, verified: Sequence[bool]) -> CheckedDraft:
+    """`draft` without the nodes that are the drafter's own, and those as rows behind it."""
+    nodes = [node for node, each in enumerate(verified) if each]
+    places = (*nodes, *(node for node, each in enumerate(verified) if not each))
+    number = {place: i for i, place in enumerate(places)} | {ROOT: ROOT}
+    parents = tuple(number[draft.tree.parents[place]] for place in places)
+    own = OwnRows(tuple(draft.tokens[place] for place in places[len(nodes) :]), parents, places)
+    return CheckedDraft(
+        tuple(draft.tokens[node] for node in nodes),
+        topology(parents[: len(nodes)]),
+        None if draft.probs is None else draft.probs[nodes],
+        draft.num_cached,
+        None if draft.confidence is None else tuple(draft.confidence[node] for node in nodes),
+        own,
+    )
 
 
 def _confidence(values: Any, num_nodes: int) -> tuple[float, ...] | None:
@@ -184,6 +245,7 @@ def _ids(name: str, values: Any) -> tuple[int, ...]:
 def _check_law(
     probs: Any,
     tokens: tuple[int, ...],
+    verified: Sequence[bool] | None,
     request: Request,
     drafter: Drafter,
     vocab_size: int,
@@ -197,9 +259,11 @@ def _check_law(
         raise DrafterError(f"draft probs must be a tensor of shape {shape}, got {given}")
     if request.sampler.greedy or not request.verification.reads_draft_laws or not tokens:
         return
-    totals = probs.sum(dim=1, dtype=torch.float64)
-    if not (bool((probs >= 0).all()) and bool(((totals - 1).abs() <= LAW_TOLERANCE).all())):
+    nodes = [node for node in range(len(tokens)) if verified is None or verified[node]]
+    laws = probs if verified is None else probs[nodes]
+    totals = laws.sum(dim=1, dtype=torch.float64)
+    if not (bool((laws >= 0).all()) and bool(((totals - 1).abs() <= LAW_TOLERANCE).all())):
         raise DrafterError("draft probs are no law: rows must be 0 or more and add up to 1")
-    drawn = probs[range(len(tokens)), list(tokens)]
+    drawn = laws[range(len(nodes)), [tokens[node] for node in nodes]]
     if not bool((drawn > 0).all()):
         raise DrafterError(f"draft probs give a drawn token probability 0: {drawn.tolist()}")

@@ -5,14 +5,16 @@ Knows the parts of a step that is committed; changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from foredraft.core.trees import ROOT
+from foredraft.engine.drafting import CheckedDraft
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Plan
 from foredraft.engine.step import Outcome, Window
-from foredraft.planning.policy import Judged, StepRecord
+from foredraft.planning.policy import Judged, Offer, StepRecord, Tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,22 @@ class Observer(Protocol):
         """Requests that have ended, in whatever way; after an interrupt one may be told twice."""
 
 
+def _tried(draft: CheckedDraft, outcome: Outcome) -> list[Tried]:
+    """The verified nodes whose parents were accepted."""
+    accepted = {ROOT, *outcome.accepted}
+    tried = []
+    for node, parent in enumerate(draft.tree.parents):
+        if parent in accepted:
+            stated = None if draft.confidence is None else draft.confidence[node]
+            tried.append(Tried(draft.tree.depths[node] - 1, stated, node in accepted))
+    return tried
+
+
 def step_record(
     plan: Plan,
     windows: Sequence[Window],
     outcomes: Sequence[Outcome],
+    offers: Mapping[str, Offer],
     *,
     drafter_seconds: float,
     seconds: float,
@@ -68,9 +82,11 @@ def step_record(
             accepted=len(outcome.accepted),
             ended=row.request.finished,
             limit=row.limit,
+            offer=offers.get(row.request.id),
+            tried=_tried(window.draft, outcome),
         )
         for row, window, outcome in zip(plan.rows, windows, outcomes, strict=True)
         if window.emits
     ]
-    draft_rows = sum(window.num_nodes for window in windows)
+    draft_rows = sum(window.num_nodes + window.num_own for window in windows)
     return StepRecord(plan.load, judged, draft_rows, drafter_seconds, seconds)

@@ -5,11 +5,12 @@ Knows windows, outcomes and what the capabilities ask for; changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from torch import Tensor
 
 from foredraft.core.row_math import RowMath
+from foredraft.core.trees import topology
 from foredraft.drafters.interface import Drafter, StepResult, StepRow
 from foredraft.engine.step import Outcome, Window
 
@@ -32,16 +33,11 @@ def step_result(
     window: Window, outcome: Outcome, committed: Sequence[int], tops: TopIds
 ) -> StepResult:
     """`committed` are the tokens of the outcome that were kept."""
-    request, start, chain, tree = window.request, window.start, window.chain, window.draft.tree
+    request, start, chain = window.request, window.start, window.chain
     accepted = set(outcome.accepted[: len(committed)])
     best = _by_row(window, tops)
     rows = [StepRow(start + i, -1, request.tokens[start + i], True, best[i]) for i in range(chain)]
-    rows += [
-        StepRow(
-            start + chain - 1 + tree.depths[node], node, token, node in accepted, best[chain + node]
-        )
-        for node, token in enumerate(window.draft.tokens)
-    ]
+    rows += _draft_rows(window, accepted, best[chain:])
     return StepResult(
         id=request.id,
         rows=rows,
@@ -51,9 +47,28 @@ def step_result(
     )
 
 
+def _draft_rows(window: Window, accepted: Set[int], best: TopIds) -> Sequence[StepRow]:
+    """Nodes, and rows of the drafter's own, as the drafter has numbered them."""
+    draft, root = window.draft, window.start + window.chain - 1
+    own = draft.own
+    if own is None:
+        return [
+            StepRow(root + draft.tree.depths[node], node, token, node in accepted, best[node])
+            for node, token in enumerate(draft.tokens)
+        ]
+    depths = topology(own.parents).depths
+    rows = [
+        StepRow(root + depths[i], place, token, i in accepted, best[i])
+        for i, (place, token) in enumerate(
+            zip(own.places, (*draft.tokens, *own.tokens), strict=True)
+        )
+    ]
+    return sorted(rows, key=lambda row: row.node)
+
+
 def _by_row(window: Window, tops: TopIds) -> TopIds:
     """The top ids of each row of a window, none where it has no logits or is not drafted for."""
-    num_rows = window.chain + window.num_nodes
+    num_rows = window.num_rows
     if not tops or not window.speculates:
         return ((),) * num_rows
     if window.prompt_logits is not None:
@@ -61,4 +76,5 @@ def _by_row(window: Window, tops: TopIds) -> TopIds:
     without = ((),) * (window.chain - 1)
     if not window.emits:
         return (*without, ())
-    return (*without, *tops[window.root_logits : window.root_logits + 1 + window.num_nodes])
+    end = window.root_logits + num_rows - len(without)
+    return (*without, *tops[window.root_logits : end])

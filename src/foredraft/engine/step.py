@@ -47,7 +47,17 @@ class Window:
 
     @property
     def num_nodes(self) -> int:
+        """Draft tokens to be verified."""
         return len(self.draft.tokens)
+
+    @property
+    def num_own(self) -> int:
+        """Rows behind them that are the drafter's own."""
+        return 0 if self.draft.own is None else len(self.draft.own.tokens)
+
+    @property
+    def num_rows(self) -> int:
+        return self.chain + self.num_nodes + self.num_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ def build_windows(
     rows: Sequence[Scheduled], drafts: Mapping[str, CheckedDraft]
 ) -> tuple[list[Window], FlatBatch]:
     """Lay all requests' rows end to end in one flat batch: prompt chunks, pending tokens, draft
-    nodes.
+    nodes, and rows of the drafter's own.
     """
     windows: list[Window] = []
     token_ids: list[int] = []
@@ -79,7 +89,11 @@ def build_windows(
         start, first_row, first_logits = request.num_computed, len(token_ids), len(logit_rows)
         token_ids += request.tokens[start : start + chain]
         token_ids += draft.tokens
-        segments.append(Segment(start, chain, draft.tree.parents, request.pages))
+        parents = draft.tree.parents
+        if draft.own is not None:
+            token_ids += draft.own.tokens
+            parents = draft.own.parents
+        segments.append(Segment(start, chain, parents, request.pages))
         of_prompt = request.params.prompt_logprobs is not None and start < request.num_prompt
         skipped = 0 if of_prompt else chain - 1
         if scheduled.emits or of_prompt:
