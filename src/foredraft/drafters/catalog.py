@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -18,6 +18,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Drafter
 
 BUILT_IN: Mapping[str, str] = {
+    "combined": "foredraft.drafters.combined:CombinedDrafter",
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "ngram": "foredraft.drafters.ngram:NgramDrafter",
     "suffix": "foredraft.drafters.suffix:SuffixDrafter",
@@ -37,6 +38,7 @@ COMMON_KEYS = (
     "policy",
     "objective",
     "recalibrate",
+    "draft_confidence_threshold",
     "rejection_sample_method",
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
@@ -72,13 +74,17 @@ def resolve_method(method: str, options: Mapping[str, Any]) -> str:
 
 
 def build_drafter(
-    method: str, options: Mapping[str, Any] | None = None, target: Any | None = None
+    method: str,
+    options: Mapping[str, Any] | None = None,
+    target: Any | None = None,
+    common_keys: Sequence[str] = COMMON_KEYS,
 ) -> BuiltDrafter:
     """The drafter that `method` names, made with `options` (a config without its common keys).
 
     `method` is a name of `method_names`, "package.module:Class" or "package.module.Class". A
     built-in drafter goes before an installed one of the same name. `target`, the loaded model, is
-    given to constructors that have a parameter of that name.
+    given to constructors that have a parameter of that name. `common_keys` are named as valid
+    beside the options.
 
     Raises ConfigError for an unknown method or option, a missing option, a path that cannot be
     imported, and an object that is no drafter.
@@ -86,7 +92,7 @@ def build_drafter(
     arguments = dict(options or {})
     method = resolve_method(method, arguments)
     factory = _factory(method)
-    _check_options(method, _options(factory), arguments)
+    _check_options(method, _options(factory), arguments, common_keys)
     if TARGET_PARAMETER in inspect.signature(factory).parameters:
         arguments[TARGET_PARAMETER] = target
     drafter = factory(**arguments)
@@ -97,6 +103,23 @@ def build_drafter(
         )
     length = drafter.capabilities.num_speculative_tokens
     return BuiltDrafter(drafter, DEFAULT_DRAFT_LENGTH if length is None else length)
+
+
+def build_member(key: str, config: Any, target: Any | None) -> Drafter:
+    """The drafter that another one is made of: `config` is an object with a `method` and its
+    options, found at `key` of the other's config; or a drafter.
+
+    Raises ConfigError, with the key.
+    """
+    if isinstance(config, Drafter):
+        return config
+    if not isinstance(config, Mapping) or not isinstance(config.get("method"), str):
+        raise ConfigError(f'{key} must be an object with a "method", got {config!r}')
+    options = {name: value for name, value in config.items() if name != "method"}
+    try:
+        return build_drafter(config["method"], options, target, ("method",)).drafter
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _installed() -> dict[str, EntryPoint]:
@@ -137,13 +160,18 @@ def _options(factory: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p for p in parameters if p.kind not in unnamed and p.name != TARGET_PARAMETER]
 
 
-def _check_options(method: str, options: list[inspect.Parameter], given: Mapping[str, Any]) -> None:
+def _check_options(
+    method: str,
+    options: list[inspect.Parameter],
+    given: Mapping[str, Any],
+    common_keys: Sequence[str],
+) -> None:
     names = [p.name for p in options]
     for key in given:
         if key not in names:
             raise ConfigError(
                 f"unknown option {key!r} for speculative method {method!r}; "
-                f"valid are {', '.join(dict.fromkeys([*COMMON_KEYS, *names]))}"
+                f"valid are {', '.join(dict.fromkeys([*common_keys, *names]))}"
             )
     for option in options:
         if option.default is inspect.Parameter.empty and option.name not in given:

@@ -98,6 +98,7 @@ class DraftModelDrafter:
             num_speculative_tokens=num_speculative_tokens,
             cache=cache_shape(self.loaded.config, self.loaded.cache_dtype),
             weight_bytes=self.loaded.weight_bytes,
+            costs_passes=True,
             max_positions=self.loaded.config.max_position_embeddings,
         )
         self._vocab_size = target.config.vocab_size
