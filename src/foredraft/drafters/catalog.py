@@ -20,6 +20,7 @@ from foredraft.drafters.interface import Drafter
 BUILT_IN: Mapping[str, str] = {
     "combined": "foredraft.drafters.combined:CombinedDrafter",
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
+    "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
     "ngram": "foredraft.drafters.ngram:NgramDrafter",
     "suffix": "foredraft.drafters.suffix:SuffixDrafter",
     "prediction": "foredraft.drafters.prediction:PredictionDrafter",
