@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from foredraft.cli.plan_config_file import SUFFIX, read_speculative_config
 from foredraft.cli.prompt import check_text
 from foredraft.core.errors import ConfigError, InvalidRequest
 
@@ -179,8 +180,12 @@ class SpeculationOptions:
 
 
 def parse_config(text: str) -> dict[str, Any] | None:
-    """A `--speculative-config` argument; raises ConfigError for anything but an object or null."""
+    """A `--speculative-config` argument: JSON, or a file that `foredraft plan` wrote. Raises
+    ConfigError for anything but an object or null.
+    """
     check_text(text, "--speculative-config")
+    if text.endswith(SUFFIX):
+        return read_speculative_config(text)
     try:
         config = json.loads(text, object_pairs_hook=_once_each)
     except ConfigError:

@@ -1,6 +1,6 @@
-"""`foredraft plan`: what speculation is worth, answered without a model.
+"""`foredraft plan`: what speculation is worth, from rates and costs, or measured with a model.
 
-Knows options, a table and a plot; `foredraft.planning` answers.
+Knows options, a table and a plot; `foredraft.planning` answers, and `plan_workload` measures.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.text import Text
-from typer import Option
+from typer import Argument, Option
 
 from foredraft.cli.console import output_console
-from foredraft.cli.options import JsonFlag
+from foredraft.cli.option_groups import option_groups
+from foredraft.cli.options import JsonFlag, RuntimeOptions
+from foredraft.cli.plan_workload import PlanOptions, plan_workload, refuse_without_model
 from foredraft.cli.plots import PNG_OR_SVG, check_plot, write_plot
 from foredraft.cli.prompt import check_text
 from foredraft.cli.tables import Figures
@@ -34,7 +36,7 @@ from foredraft.planning.speedup import (
     speedup_ceiling,
 )
 
-LONGEST = 256
+LONGEST, LONGEST_BY_DEFAULT = 256, 16
 MOST_REQUESTS = 1024
 NEEDED = ("weights_gb", "bandwidth_gb_s", "tflops")
 LONGEST_SIMULATED = 8
@@ -43,7 +45,16 @@ LOAD_COLUMNS = ("best_fixed_speedup", "policy_speedup", "oracle_speedup", "mean_
 SIMULATED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 4096)
 
 
+@option_groups
 def plan(
+    model: Annotated[
+        str | None,
+        Argument(
+            metavar="MODEL",
+            help="Measure its drafters on --workload; without one, rates and costs are given.",
+            show_default=False,
+        ),
+    ] = None,
     alpha: Annotated[
         float | None, Option(help="Acceptance of every position.", metavar="RATE")
     ] = None,
@@ -70,8 +81,14 @@ def plan(
         Option(help="Or a data sheet: weights_gb, bandwidth_gb_s, tflops, ...", metavar="JSON"),
     ] = None,
     max_draft: Annotated[
-        int, Option(help="Longest draft looked at.", metavar="K", min=1, max=LONGEST)
-    ] = 16,
+        int | None,
+        Option(
+            help="Longest draft looked at. (default: 16, with a model 8)",
+            metavar="K",
+            min=1,
+            max=LONGEST,
+        ),
+    ] = None,
     tree: Annotated[
         str | None,
         Option(help="Acceptance by rank among siblings: the best tree.", metavar="RATE,..."),
@@ -84,8 +101,21 @@ def plan(
         Path | None, Option(help="Draw it into a PNG or SVG file.", metavar="FILE")
     ] = None,
     json_output: JsonFlag = False,
+    *,
+    measured: PlanOptions,
+    runtime: RuntimeOptions,
 ) -> None:
     """What speculation is worth: expected tokens, best draft length, speed-up, ceiling."""
+    given = {
+        "--alpha": alpha, "--acceptance": acceptance, "--draft-cost": draft_cost or None,
+        "--verify-cost": verify_cost, "--roofline": roofline, "--tree": tree, "--loads": loads,
+    }  # fmt: skip
+    if model is not None:
+        _refuse_beside_model(given)
+        plan_workload(model, measured, runtime, max_draft, plot, json_output)
+        return
+    refuse_without_model(measured, runtime)
+    max_draft = LONGEST_BY_DEFAULT if max_draft is None else max_draft
     rates = _acceptance(alpha, acceptance, max_draft)
     if not 0.0 <= draft_cost < inf:
         raise UserError(f"--draft-cost must be 0 or more, got {draft_cost}")
@@ -113,6 +143,12 @@ def plan(
         from foredraft.cli.plan_plot import draw
 
         write_plot(plot, partial(draw, result))
+
+
+def _refuse_beside_model(given: Mapping[str, Any]) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise UserError(f"{option} is for a plan without a MODEL, which measures it")
 
 
 def _acceptance(alpha: float | None, acceptance: str | None, length: int) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 WIDTH, HEIGHT = 6.0, 3.8  # inches of one plot
@@ -12,17 +12,31 @@ NO_DATE: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date":
 
 def draw(result: Mapping[str, Any], form: str) -> bytes:
     """The file's bytes; `form` is "png" or "svg"."""
+    plots = [_by_length, _by_load] if "loads" in result else [_by_length]
+    return _drawn(plots, result, form)
+
+
+def draw_workload(result: Mapping[str, Any], form: str) -> bytes:
+    """The same for a plan with a model: predictions by length and load, and the check."""
+    plots = [_measured_by_length, _measured_by_load]
+    if result["check"] is not None:
+        plots.append(_checked)
+    return _drawn(plots, result, form)
+
+
+def _drawn(
+    plots: Sequence[Callable[[Any, Mapping[str, Any]], None]], result: Mapping[str, Any], form: str
+) -> bytes:
+    """Plots side by side."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    count = 2 if "loads" in result else 1
-    figure = Figure(figsize=(WIDTH * count, HEIGHT), layout="constrained")
+    figure = Figure(figsize=(WIDTH * len(plots), HEIGHT), layout="constrained")
     FigureCanvasAgg(figure)
-    places = figure.subplots(1, count, squeeze=False)[0]
-    _by_length(places[0], result)
-    if "loads" in result:
-        _by_load(places[1], result)
+    places = figure.subplots(1, len(plots), squeeze=False)[0]
+    for place, plot in zip(places, plots, strict=True):
+        plot(place, result)
     target = io.BytesIO()
     with rc_context({"svg.hashsalt": "foredraft"}):  # the same answer is the same file
         figure.savefig(target, format=form, dpi=120, metadata=NO_DATE[form])
@@ -56,3 +70,41 @@ def _by_load(axes: Any, result: Mapping[str, Any]) -> None:
     axes.set_xlabel("requests at once")
     axes.set_title("simulated speed-up over plain decoding")
     axes.legend()
+
+
+def _measured_by_length(axes: Any, result: Mapping[str, Any]) -> None:
+    load = str(result["loads"][0])
+    for drafter in result["drafters"]:
+        found = drafter["by_load"][load]
+        lengths = [each["num_speculative_tokens"] for each in found]
+        axes.plot(lengths, [each["speedup"] for each in found], "o-", label=drafter["label"])
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set_xlabel("draft tokens")
+    axes.set_title(f"predicted speed-up, {load} at once")
+    axes.legend()
+
+
+def _measured_by_load(axes: Any, result: Mapping[str, Any]) -> None:
+    for drafter in result["drafters"]:
+        best = [
+            max(each["speedup"] for each in drafter["by_load"][str(load)])
+            for load in result["loads"]
+        ]
+        axes.plot(result["loads"], best, "o-", label=drafter["label"])
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("requests at once")
+    axes.set_title("predicted speed-up, best length for each")
+    axes.legend()
+
+
+def _checked(axes: Any, result: Mapping[str, Any]) -> None:
+    configs = result["check"]["configs"]
+    predicted = [each["predicted"] for each in configs]
+    measured = [each["measured"] for each in configs]
+    ends = [min(predicted + measured) * 0.95, max(predicted + measured) * 1.05]
+    axes.plot(ends, ends, color="grey", linewidth=0.8)
+    axes.plot(predicted, measured, "o")
+    axes.set_xlabel("predicted speed-up")
+    axes.set_ylabel("measured")
+    axes.set_title("checked by running")

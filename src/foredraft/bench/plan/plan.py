@@ -1,0 +1,275 @@
+"""`foredraft plan MODEL --workload FILE`: which drafter, how long its drafts, and is that so?
+
+Measures every drafter once with wide drafts, predicts all narrower ones and loads by what passes
+cost on this machine, recommends, and runs what it recommends beside plain decoding. Knows engines
+and predictions; knows no terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from statistics import fmean
+from typing import Any
+
+from foredraft.bench.decode import Progress, prompt_ids
+from foredraft.bench.plan.describe import described, verify_cost
+from foredraft.bench.plan.measure import (
+    Bench,
+    Prompts,
+    Runner,
+    Spent,
+    Turns,
+    in_turns,
+    label,
+    reporting,
+)
+from foredraft.bench.plan.predict import Drafting, Line, Machine, Passes, predict
+from foredraft.bench.plan.recommend import Candidate, Trial, choose_trials, recommend
+from foredraft.bench.plan.replay import replay
+from foredraft.bench.plan.trace import Text
+from foredraft.bench.provenance import provenance
+from foredraft.bench.workload import Item
+from foredraft.core.errors import ConfigError
+from foredraft.drafters.catalog import BUILT_IN, build_drafter
+from foredraft.engine.calibration import cost_curve
+from foredraft.engine.config import POLICY_KEYS, SpeculativeConfig
+from foredraft.engine.memory import choose_cache_dtype
+from foredraft.models.decoder import cache_shape
+from foredraft.models.load import LoadedModel
+
+LOADS = (1, 2, 4, 8, 16, 32)
+NARROW = 1  # draft nodes of the second, shorter run, which tells what each further node takes
+NARROW_SHARE = 3  # one prompt in so many
+CLOSE = 0.1  # a prediction that is so near to what is measured is right
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What is asked."""
+
+    configs: Sequence[Mapping[str, Any]] = ()  # beside the drafters at hand, if these are wanted
+    at_hand: bool = True
+    prompts: int = 10
+    max_tokens: int = 96
+    max_draft: int = 8
+    loads: Sequence[int] = LOADS
+    checks: int = 1
+    repeats: int = 3  # of every check
+    recalibrate: bool = False
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One drafter's wide run and its narrow one."""
+
+    config: Mapping[str, Any]
+    tree: bool  # it may propose siblings
+    width: int  # the widest draft
+    texts: list[Text] = field(default_factory=list)
+    wide: Spent = field(default_factory=Spent)
+    narrow: Spent = field(default_factory=Spent)
+
+
+def plan_workload(
+    loaded: LoadedModel, items: Sequence[Item], settings: PlanSettings, progress: Progress
+) -> dict[str, Any]:
+    """Measure, predict, recommend, check; the form is that of docs/planning.md.
+
+    Raises ConfigError for a configuration that can't be, and where there is no drafter at all;
+    InvalidRequest for a prompt that doesn't fit.
+    """
+    measured = [_drafter(loaded, config, settings) for config in _configs(loaded, settings)]
+    ids = prompt_ids(loaded, items, settings.engine.get("max_model_len"))
+    prompts = [ids[item.id] for item in spread_over_tasks(items, settings.prompts)]
+    bench = Bench(loaded, settings.engine, settings.max_tokens)
+    bench.warm_up(prompts)
+    shape = cache_shape(
+        loaded.config, choose_cache_dtype(settings.engine.get("kv_dtype", "auto"), loaded)
+    )
+    curve = cost_curve(loaded, shape, recalibrate=settings.recalibrate)
+    plain = _measure(bench, measured, prompts, progress)
+    spent, positions = plain.total(), _mean_position(measured[0].texts)
+    machine = Machine.seen(curve, _passes(spent, measured), spent.mean("rest"))
+    candidates = [_candidate(each, machine, settings.loads) for each in measured]
+    advice = recommend(candidates, machine, settings.loads)
+    return {
+        "kind": "plan",
+        **provenance(),
+        "model": loaded.name,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "prompts": len(prompts),
+        "max_tokens": settings.max_tokens,
+        "plain": {
+            "tokens_per_second": plain.tokens_per_second(),
+            "mean_positions": positions,
+            "step_ms": spent.step_ms(),
+        },
+        "verify_cost": verify_cost(machine, positions, max(each.width for each in measured)),
+        "loads": list(settings.loads),
+        "drafters": [
+            described(candidate, each.tree, each.width, machine, positions)
+            for each, candidate in zip(measured, candidates, strict=True)
+        ],
+        "recommendation": advice,
+        "check": _check(bench, items, ids, candidates, advice, settings, progress),
+    }
+
+
+def _check(
+    bench: Bench,
+    items: Sequence[Item],
+    ids: Mapping[str, Sequence[int]],
+    candidates: Sequence[Candidate],
+    advice: Mapping[str, Any],
+    settings: PlanSettings,
+    progress: Progress,
+) -> dict[str, Any] | None:
+    """Run configurations beside plain decoding at the first load; None where none is to be run."""
+    load = settings.loads[0]
+    trials = choose_trials(candidates, advice, load, settings.checks)
+    if not trials:
+        return None
+    # Two waves, of which the steps count that all slots share.
+    count = settings.prompts if load == 1 else max(settings.prompts, 2 * load)
+    chosen = spread_over_tasks(items, count)
+    prompts = [ids[chosen[i % len(chosen)].id] for i in range(count)]
+    groups = [[prompt] for prompt in prompts] if load == 1 else [prompts]
+    configs = [None, *(trial.config for trial in trials)]
+    plain, *runs = in_turns(
+        [(label(bench.loaded, each), partial(bench.runner, each, load)) for each in configs],
+        groups, bench.params, settings.repeats, reporting(progress, "check"),
+    )  # fmt: skip
+    checked = [_compared(run, plain, trial, load) for run, trial in zip(runs, trials, strict=True)]
+    return {
+        "requests": load,
+        "repeats": settings.repeats,
+        "plain_tokens_per_second": plain.tokens_per_second(),
+        "plain_tokens_per_second_by_repeat": plain.spread(),
+        "configs": checked,
+        "close": CLOSE,
+        "num_close": sum(abs(each["error"]) <= CLOSE for each in checked),
+        "largest_error": max(abs(each["error"]) for each in checked),
+    }
+
+
+def _compared(run: Turns, plain: Turns, trial: Trial, requests: int) -> dict[str, Any]:
+    measured, spent = run.tokens_per_second() / plain.tokens_per_second(), run.total()
+    ratios = [a / b for a, b in zip(run.spread(), plain.spread(), strict=True)]
+    return {
+        "label": trial.label,
+        "speculative_config": dict(trial.config),
+        "predicted": trial.predicted.speedup,
+        "measured": measured,
+        "tokens": {"predicted": trial.predicted.tokens, "measured": spent.tokens_each(requests)},
+        "measured_by_repeat": ratios,
+        "error": trial.predicted.speedup / measured - 1.0,
+        "tokens_per_second": run.tokens_per_second(),
+        "identical_to_plain": run.token_ids[0] == plain.token_ids[0],
+    }
+
+
+def spread_over_tasks(items: Sequence[Item], count: int) -> list[Item]:
+    """The first `count` items, taken from all tasks in turn."""
+    by_task: dict[str, list[Item]] = {}
+    for item in items:
+        by_task.setdefault(item.task, []).append(item)
+    rounds = zip_longest(*by_task.values())
+    return [item for one in rounds for item in one if item is not None][:count]
+
+
+def _configs(loaded: LoadedModel, settings: PlanSettings) -> Sequence[Mapping[str, Any]]:
+    """Those given, and the drafters that need nothing but their name."""
+    found = [dict(config) for config in settings.configs]
+    for method in BUILT_IN if settings.at_hand else ():
+        try:
+            capabilities = build_drafter(method, {}, loaded).drafter.capabilities
+        except ConfigError:  # it needs an option, or does not go with this model
+            continue
+        if not capabilities.prediction and {"method": method} not in found:
+            found.append({"method": method})
+    if not found:
+        raise ConfigError("there is no drafter to plan for: give a --speculative-config")
+    return found
+
+
+def _drafter(loaded: LoadedModel, config: Mapping[str, Any], settings: PlanSettings) -> _Measured:
+    """A configuration's drafter and its widest draft: what the config says, else as wide as asked
+    or as the drafter would go.
+    """
+    parsed = SpeculativeConfig.from_mapping(config)
+    built = build_drafter(parsed.method, parsed.options, loaded)
+    wanted = parsed.num_speculative_tokens
+    if wanted is not None and wanted < 1:
+        raise ConfigError(
+            f"num_speculative_tokens must be 1 or more to plan for {parsed.method!r}, got {wanted}"
+        )
+    fixed = {key: value for key, value in config.items() if key not in POLICY_KEYS}
+    return _Measured(fixed, built.drafter.capabilities.tree, wanted or settings.max_draft)
+
+
+def _measure(
+    bench: Bench, measured: Sequence[_Measured], prompts: Prompts, progress: Progress
+) -> Turns:
+    """Run plain decoding and every drafter wide, prompt by prompt in turns, then narrow on some of
+    the prompts; the plain run.
+    """
+    groups = [[prompt] for prompt in prompts]
+    wide = [partial(bench.recording, each.config, each.width) for each in measured]
+    runners = [bench.runner(None), *(make() for make in wide)]
+    names = ["plain", *(label(bench.loaded, each.config) for each in measured)]
+    found = in_turns(
+        [(name, partial(_same, runner)) for name, runner in zip(names, runners, strict=True)],
+        groups, bench.params, 1, reporting(progress, "measure"),
+    )  # fmt: skip
+    narrow = in_turns(
+        [
+            (name, partial(bench.recording, each.config, NARROW))
+            for name, each in zip(names[1:], measured, strict=True)
+        ],
+        groups[::NARROW_SHARE], bench.params, 1, reporting(progress, "measure narrow drafts"),
+    )  # fmt: skip
+    for each, runner, long, short in zip(measured, runners[1:], found[1:], narrow, strict=True):
+        if runner.recorder is not None:
+            each.texts = list(runner.recorder.texts)
+        each.wide, each.narrow = long.total(), short.total()
+    return found[0]
+
+
+def _same(runner: Runner) -> Runner:
+    return runner
+
+
+def _mean_position(texts: Sequence[Text]) -> float:
+    """Of the plain steps over these texts."""
+    steps = [step.position for text in texts for step in replay(text, 0)]
+    return fmean(steps)
+
+
+def _candidate(each: _Measured, machine: Machine, loads: Sequence[int]) -> Candidate:
+    wide, narrow = each.wide, each.narrow
+    drafting = Drafting(
+        each.texts,
+        _line(narrow, wide, "drafter"),
+        _line(narrow, wide, "rest"),
+    )
+    widths = [each.width] if drafting.own_rows else range(1, each.width + 1)
+    predictions = {
+        load: [predict(drafting, machine, width, load) for width in widths] for load in loads
+    }
+    return Candidate(each.config, drafting, predictions)
+
+
+def _line(narrow: Spent, wide: Spent, part: str) -> Line:
+    """Seconds of a step, by its draft nodes."""
+    few, many = narrow.mean("nodes"), wide.mean("nodes")
+    return Line.through((few, narrow.mean(part)), (many, wide.mean(part)))
+
+
+def _passes(plain: Spent, measured: Sequence[_Measured]) -> Passes:
+    """Of all runs together."""
+    spent = [plain, *(each.wide for each in measured), *(each.narrow for each in measured)]
+    return Spent([step for each in spent for step in each.steps]).passes()
