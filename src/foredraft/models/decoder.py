@@ -16,6 +16,13 @@ from foredraft.cache.tensors import CacheShape, KVCache
 from foredraft.kernels.block import Block, HeadNorms
 from foredraft.kernels.interface import Kernels
 from foredraft.models.config import ModelConfig
+from foredraft.models.first_layers import (
+    FirstLayers,
+    asked_rows,
+    put_together,
+    resume_layer,
+    uncovered,
+)
 from foredraft.models.interface import FlatBatch, ModelOutput
 from foredraft.models.rope import Rope
 from foredraft.models.weights import (
@@ -124,14 +131,21 @@ class Decoder:
 
     def run(self, batch: FlatBatch, cache: KVCache) -> ModelOutput:
         """One pass over all rows; logits of the asked rows only. See `Model.run`."""
-        hidden = self.embed(batch.token_ids)
+        done, hidden = self._begin(batch, cache)
         plan = self.kernels.prepare(batch.segments, cache.page_size)
-        hidden = self.layers(0, self.config.num_layers, hidden, plan, cache)
-        rows = batch.logit_rows
-        if rows is not None and not _is_all(rows, hidden.shape[0]):
-            index = torch.tensor(list(rows), dtype=torch.int64, device=self.device)
-            hidden = hidden.index_select(0, index)
-        return self.head(hidden)
+        hidden = self.layers(done, self.config.num_layers, hidden, plan, cache)
+        return self.head(asked_rows(hidden, batch.logit_rows))
+
+    def _begin(self, batch: FlatBatch, cache: KVCache) -> tuple[int, Tensor]:
+        """Layers that all rows are through, and their hidden states `[T, H]`."""
+        if not batch.resumes:
+            return 0, self.embed(batch.token_ids)
+        layer = resume_layer(batch.resumes)
+        rest = uncovered(batch)
+        hidden = next(iter(batch.resumes.values())).hidden[:0]
+        if rest.rows:
+            hidden = FirstLayers(self, layer).hidden(rest.batch, cache)
+        return layer, put_together(batch, rest, hidden)
 
     def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """`[T]` ids -> `[T, H]`."""
@@ -159,7 +173,3 @@ def _head_norms(reader: Reader, attention: str, config: ModelConfig) -> HeadNorm
     return HeadNorms(
         reader.norm(f"{attention}.q_norm"), reader.norm(f"{attention}.k_norm"), config.rms_norm_eps
     )
-
-
-def _is_all(rows: Sequence[int], count: int) -> bool:
-    return len(rows) == count and all(row == i for i, row in enumerate(rows))

@@ -6,8 +6,8 @@ Shapes: T rows of the flat batch, R asked rows, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -18,12 +18,25 @@ from foredraft.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
+class LayerResume:
+    """Where a pass goes on from: the first rows of a segment are through the layers below `layer`,
+    whose keys and values of those rows are in the cache already.
+    """
+
+    layer: int
+    hidden: Tensor  # [k, H] of the segment's first k rows, before layer `layer`
+
+
+@dataclass(frozen=True, slots=True)
 class FlatBatch:
     """The rows of all segments, laid end to end in the segments' order."""
 
     token_ids: Sequence[int] | Tensor  # [T]
     segments: Sequence[Segment]  # their rows add up to T
     logit_rows: Sequence[int] | None = None  # flat rows whose logits are asked for; None = all
+    # By index of the segment, all of one layer. Of a segment whose draft is a tree the rows are
+    # covered up to that draft, or all of them.
+    resumes: Mapping[int, LayerResume] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
