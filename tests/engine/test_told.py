@@ -132,6 +132,7 @@ def test_steps_are_learned_from_whatever_fails_in_those_who_watch(make_llm, plai
         def __init__(self):
             self.steps, self.commits = [], 0
             self.widths, self.release = policy.widths, policy.release
+            self.stopping, self.keep = policy.stopping, policy.keep
 
         def committed(self, commits):
             self.commits += 1

@@ -29,6 +29,7 @@ from foredraft.engine.config import (
     by_batch_size,
 )
 from foredraft.engine.engine import Engine, Tap
+from foredraft.engine.exiting import computing
 from foredraft.engine.memory import (
     ModelMemory,
     choose_budget,
@@ -42,6 +43,7 @@ from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel, load_model
 from foredraft.planning.adaptive import AdaptivePolicy
 from foredraft.planning.allocation import Objective
+from foredraft.planning.confident import ConfidentOnly
 from foredraft.planning.policy import FixedWidth, Policy
 
 _logger = logging.getLogger("foredraft")
@@ -119,6 +121,8 @@ class EngineFront:
             KVCache(shape, self.config.num_pages, page_size, self.loaded.device) for shape in shapes
         ]
         policy = self._make_policy(shapes[0])
+        if self.speculative is not None and self.speculative.draft_confidence_threshold:
+            policy = ConfidentOnly(policy, self.speculative.draft_confidence_threshold)
         self.engine = Engine(self.loaded.model, self.drafter, policy, self.config, *caches, tap=tap)
         self._requests = RequestFactory(
             self.loaded,
@@ -140,7 +144,8 @@ class EngineFront:
         return group
 
     def _template(self, messages: Sequence[Message]) -> list[int]:
-        return self.tokenizer.apply_chat_template(messages)
+        with computing:
+            return self.tokenizer.apply_chat_template(messages)
 
     def capacity(
         self, prompt_tokens: int, max_tokens: int, *, speculation: bool = True

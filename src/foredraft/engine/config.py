@@ -39,7 +39,13 @@ RULE_KEYS = (
     "posterior_alpha",
 )
 # ... and about how much to draft, and when.
-POLICY_KEYS = ("policy", "objective", "num_speculative_tokens_per_batch_size", "recalibrate")
+POLICY_KEYS = (
+    "policy",
+    "objective",
+    "num_speculative_tokens_per_batch_size",
+    "recalibrate",
+    "draft_confidence_threshold",
+)
 ADAPTIVE, FIXED = "adaptive", "fixed"
 
 
@@ -76,6 +82,8 @@ class SpeculativeConfig:
     policy: str = FIXED
     objective: str | None = None  # of "adaptive": "throughput" (the default) or "latency"
     recalibrate: bool = False  # of "adaptive": measure the costs of a step anew
+    # Draft tokens that the drafter itself thinks less likely than this are left out; 0: none.
+    draft_confidence_threshold: float = 0.0
     # [[start, end, K], ...]: a draft length for each number of requests, ends included.
     num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None = None
     rejection_sample_method: str | None = None  # None: coupled with a seed, standard without
@@ -109,6 +117,11 @@ class SpeculativeConfig:
             raise ConfigError(f"objective must be one of {valid}, got {self.objective!r}")
         if type(self.recalibrate) is not bool:
             raise ConfigError(f"recalibrate must be true or false, got {self.recalibrate!r}")
+        threshold = self.draft_confidence_threshold
+        if not _is_number(threshold) or not 0.0 <= threshold <= 1.0:
+            raise ConfigError(
+                f"draft_confidence_threshold must be a number in 0..1, got {threshold!r}"
+            )
         if self.policy == FIXED and (self.objective is not None or self.recalibrate):
             key = "recalibrate" if self.objective is None else "objective"
             raise ConfigError(f'{key} needs "policy": "{ADAPTIVE}"')

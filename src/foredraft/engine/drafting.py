@@ -20,6 +20,7 @@ from foredraft.core.trees import ROOT, Topology, topology
 from foredraft.drafters.interface import Draft, Drafter, DraftRequest
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduled
+from foredraft.planning.policy import NEVER, Stopping
 
 # A law in float32 over a large vocabulary adds up to 1 within about this much.
 LAW_TOLERANCE = 1e-3
@@ -84,7 +85,11 @@ NO_DRAFT = CheckedDraft((), topology(()), None)
 
 
 def ask(
-    drafter: Drafter | None, rows: Sequence[Scheduled], vocab_size: int, cache: KVCache | None
+    drafter: Drafter | None,
+    rows: Sequence[Scheduled],
+    vocab_size: int,
+    cache: KVCache | None,
+    stopping: Stopping = NEVER,
 ) -> dict[str, CheckedDraft]:
     """Drafts by request id, for the rows that may have one.
 
@@ -100,7 +105,7 @@ def ask(
     ]
     if not wanted:
         return {}
-    drafts: Any = drafter.propose([_view(row, cache) for row in wanted])
+    drafts: Any = drafter.propose([_view(row, cache, stopping) for row in wanted])
     try:
         return _check_all(drafts, wanted, drafter, vocab_size)
     except DrafterError:
@@ -123,7 +128,7 @@ def _check_all(
     }
 
 
-def _view(row: Scheduled, cache: KVCache | None) -> DraftRequest:
+def _view(row: Scheduled, cache: KVCache | None, stopping: Stopping) -> DraftRequest:
     request = row.request
     return DraftRequest(
         id=request.id,
@@ -140,6 +145,8 @@ def _view(row: Scheduled, cache: KVCache | None) -> DraftRequest:
         num_cached=request.num_draft_cached,
         cache_salt=request.cache_salt,
         prediction=request.prediction,
+        confidence_threshold=stopping.confidence_threshold,
+        least_path=stopping.least_path,
     )
 
 

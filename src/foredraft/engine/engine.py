@@ -21,6 +21,7 @@ from foredraft.core.acceptance import Origin
 from foredraft.drafters.interface import Drafter, StepResult
 from foredraft.engine.config import EngineConfig
 from foredraft.engine.drafting import ask
+from foredraft.engine.exiting import computing
 from foredraft.engine.logprobs import token_logprobs
 from foredraft.engine.observing import Commit, Observer, step_record
 from foredraft.engine.outputs import TokenLogprobs
@@ -29,6 +30,7 @@ from foredraft.engine.results import TopIds, step_result, wanted_top_ids
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.step import Outcome, Window, build_windows, verify
 from foredraft.engine.stops import Stop
+from foredraft.engine.trimming import offers_of, trimmed
 from foredraft.models.interface import Model
 from foredraft.planning.policy import NoDrafts, Policy
 
@@ -117,7 +119,7 @@ class Engine:
                 request.finish(stop, error)
                 request.released = True
             return
-        with self._in_use:
+        with computing, self._in_use:
             torn, self._torn = self._torn, True  # until this is through
             failures: list[Exception] = []
             for request in pending:
@@ -171,7 +173,8 @@ class Engine:
         self._enter()
         try:
             self._torn = True
-            changed = self._step()
+            with computing:
+                changed = self._step()
             self._torn = False
             return changed
         except Exception:
@@ -206,7 +209,11 @@ class Engine:
         if not plan.rows:
             return []
         scheduled = time.perf_counter()
-        drafts = ask(self.drafter, plan.rows, self.model.config.vocab_size, self.draft_cache)
+        policy, vocab_size = self.scheduler.policy, self.model.config.vocab_size
+        stopping = policy.stopping(plan.load)
+        drafts = ask(self.drafter, plan.rows, vocab_size, self.draft_cache, stopping)
+        offers = offers_of(plan, drafts)
+        drafts = trimmed(policy, plan, drafts, offers)
         drafted = time.perf_counter()
         windows, batch = build_windows(plan.rows, drafts)
         logits = self.model.run(batch, self.cache).logits
@@ -224,12 +231,13 @@ class Engine:
                 plan,
                 windows,
                 outcomes,
+                offers,
                 drafter_seconds=drafted - scheduled,
                 seconds=computed - drafted + rest,
             )
             # Observers before the policy learns from it.
             told = [partial(each.stepped, record) for each in self.observers]
-            _call_all([*told, partial(self.scheduler.policy.observe, record)])
+            _call_all([*told, partial(policy.observe, record)])
 
         _call_all([*calls, learn])  # of every step that was committed, whatever fails in a tap
         return changed

@@ -5,6 +5,10 @@ and no clock. Drafting begins only where it promises `MARGIN` more than plain de
 ends where it promises less: near the break-even nothing flutters. What is not drafted can't be
 learnt: now and then one request gets a token or two more than pays (a probe), from a credit that
 grows by `PROBE_SHARE` of the time; and a step now and then is plain.
+
+Drafts that cost next to nothing and say what they are worth are asked for where they promise
+anything at all, and cut when they are there (`Offers`); for all others the width is settled by
+what is usual for the request.
 """
 
 from __future__ import annotations
@@ -14,7 +18,16 @@ from collections.abc import Sequence
 from foredraft.planning.allocation import Costs, Objective, Prospect, allocate
 from foredraft.planning.cost import CostCurve
 from foredraft.planning.estimates import Estimates
-from foredraft.planning.policy import Judged, Load, RequestState, StepRecord
+from foredraft.planning.offers import CHEAP, Offers
+from foredraft.planning.policy import (
+    NEVER,
+    Judged,
+    Load,
+    Offer,
+    RequestState,
+    StepRecord,
+    Stopping,
+)
 
 MARGIN = 0.02
 PROBE_SHARE = 0.01  # of the time, at most
@@ -47,6 +60,7 @@ class AdaptivePolicy:
         self.costs = Costs(curve, draft_ratio)
         self.objective = objective
         self._estimates = Estimates()
+        self._offers = Offers(objective)
         self._drafts = False  # the last step drafted, probes apart
         self._credit = 0.0  # seconds that probes may take
         self._since_probe = 0  # steps
@@ -56,10 +70,26 @@ class AdaptivePolicy:
         self._noise = FIRST_NOISE
         self._doubt: dict[int, tuple[int, float]] = {}  # by segment: step last seen, variance then
         self._last_draft: dict[str, int] = {}  # step of each request's last draft
+        self._last_tried: dict[str, int] = {}  # ... of which something was verified
 
     def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
         """The best widths for `requests`, and now and then a probe."""
         caps = [max(0, min(self.max_width, request.max_width)) for request in requests]
+        plain_is_due = self._since_plain >= self._plain_every
+        if plain_is_due:
+            widths = [0] * len(requests)
+        elif self._offers.tell and self.costs.draft_ratio < CHEAP:
+            widths = self._offers.asks(load, requests, caps, self.costs)
+        else:
+            widths = self._usual_widths(load, requests, caps)
+        if self._probes(load):
+            self._add_probe(requests, caps, widths)
+        return widths
+
+    def _usual_widths(
+        self, load: Load, requests: Sequence[RequestState], caps: Sequence[int]
+    ) -> list[int]:
+        """The best by what is known of requests before there is a draft."""
         prospects = [
             Prospect(
                 self._estimates.outlook(request.id, request.request_type, cap),
@@ -69,11 +99,25 @@ class AdaptivePolicy:
         ]
         best, plain = allocate(load, prospects, self.costs, self.objective)
         pays = best.score >= plain.score * (1.0 if self._drafts else 1.0 + MARGIN)
-        pays = pays and self._since_plain < self._plain_every
-        widths = best.widths if pays else plain.widths
-        if self._probes(load):
-            self._add_probe(requests, caps, widths)
-        return widths
+        return best.widths if pays else plain.widths
+
+    def stopping(self, load: Load) -> Stopping:
+        """The rule of what pays, for a drafter whose tokens cost something."""
+        if self.costs.draft_ratio < CHEAP:
+            return NEVER
+        return self._offers.stopping(load, self.max_width, self.costs)
+
+    def keep(self, load: Load, offers: Sequence[Offer]) -> Sequence[Sequence[int]]:
+        """The nodes that pay, and now and then a probe."""
+        kept = self._offers.keep(load, offers, self.costs)
+        cut = [
+            (self._last_tried.get(offer.id, 0), index)
+            for index, offer in enumerate(offers)
+            if len(kept[index]) < min(PROBE_WIDTH, len(offer.parents))
+        ]
+        if cut and self._probes(load):
+            self._offers.widen(offers, kept, min(cut)[1], PROBE_WIDTH)
+        return kept
 
     def _probes(self, load: Load) -> bool:
         return self._since_probe >= PROBE_EVERY and self._credit >= self._probe_seconds(load)
@@ -122,15 +166,21 @@ class AdaptivePolicy:
         self._since_plain = self._since_plain + 1 if record.num_draft_rows else 0
         for judged in record.requests:
             self._estimates.add(judged)
+            self._offers.add(judged)
             if judged.asked and not judged.ended:
                 self._last_draft[judged.id] = self._num_steps
+            if judged.drafted and not judged.ended:
+                self._last_tried[judged.id] = self._num_steps
+        self._offers.add_seconds(record.drafter_seconds, len(asked))
         self._num_steps += 1
         self._learn_seconds(record)
 
     def release(self, request_id: str) -> None:
         """Forget a request; what it taught of its type stays."""
         self._estimates.release(request_id)
+        self._offers.release(request_id)
         self._last_draft.pop(request_id, None)
+        self._last_tried.pop(request_id, None)
 
     def _note_probe(self, record: StepRecord) -> bool:
         """Whether the step carried a probe, as `widths` would have said."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foredraft.planning.policy import MAX_TYPES, OTHER_TYPES, Judged
+from foredraft.planning.policy import Judged, known_type
 
 PRIOR_ACCEPTANCE = 0.75  # of a drafter that nothing is known of: worth trying
 TYPE_MEMORY = 200.0  # drafts; evidence older than that counts little
@@ -46,7 +46,7 @@ class _Evidence:
     def add(self, judged: Judged, memory: float) -> None:
         keep = 1.0 - 1.0 / memory
         reached = min(judged.accepted + 1, judged.drafted)
-        _note(self.asked, self.found, judged.asked, judged.drafted, keep)
+        _note(self.asked, self.found, judged.asked, judged.found, keep)
         self._note_run(judged)
         _note(self.tries, self.hits, reached, judged.accepted, keep)
         if self.run_chance < UNLIKELY:
@@ -92,14 +92,10 @@ class Estimates:
         """Count one draft, or one question that found none."""
         if not judged.asked:
             return
-        kind = self._known_type(judged.request_type)
+        kind = known_type(self._types, judged.request_type)
         self._types.setdefault(kind, _Evidence()).add(judged, TYPE_MEMORY)
         if not judged.ended:
             self._requests.setdefault(judged.id, _Evidence()).add(judged, REQUEST_MEMORY)
-
-    def _known_type(self, request_type: str) -> str:
-        full = len(self._types) >= MAX_TYPES
-        return OTHER_TYPES if full and request_type not in self._types else request_type
 
     def release(self, request_id: str) -> None:
         """Forget a request; its type remembers."""
@@ -107,7 +103,7 @@ class Estimates:
 
     def outlook(self, request_id: str, request_type: str, width: int) -> Outlook:
         """For a draft of up to `width` tokens."""
-        kind = self._types.get(self._known_type(request_type), _NOTHING)
+        kind = self._types.get(known_type(self._types, request_type), _NOTHING)
         own = self._requests.get(request_id, _NOTHING)
         survival, filled = [], []
         alive, there = 1.0, 1.0

@@ -8,7 +8,7 @@ that is only being considered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +39,46 @@ class RequestState:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """The draft that a drafter has for one request, before any of it is verified."""
+
+    id: str
+    request_type: str
+    num_positions: int  # in the request's cache
+    parents: Sequence[int]  # of the nodes, a parent before its children; -1 = the pending token
+    # P(a node is accepted | its parent is), as the drafter believes; None: it doesn't say
+    confidence: Sequence[float] | None = None
+    # Whether nodes may be left out by what they are. A token drawn at random is not to be dropped
+    # for its own value.
+    may_cut: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When a drafter that pays for each token is to stop by itself, in its own confidence.
+
+    Draft token i is worth its cost if the path to it is accepted with at least the probability
+    `least_path[i]` (empty: no rule); one that is less likely than `confidence_threshold`, once its
+    parent is accepted, is not wanted.
+    """
+
+    confidence_threshold: float = 0.0
+    least_path: Sequence[float] = ()
+
+
+NEVER = Stopping()
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A draft node that was verified, its parent being accepted."""
+
+    depth: int  # 0 = a child of the pending token
+    confidence: float | None
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """What a step did with one request's draft. `drafted` is the depth really verified; of that,
     `accepted` were kept, whatever a stop cut off afterwards.
@@ -51,6 +91,15 @@ class Judged:
     accepted: int
     ended: bool
     limit: str = ""  # what kept `asked` from being what the policy would have chosen
+    offer: Offer | None = None  # the whole draft, as it was before it was cut
+    tried: Sequence[Tried] = ()
+
+    @property
+    def found(self) -> int:
+        """The depth of the draft that the drafter had."""
+        if self.offer is None:
+            return self.drafted
+        return depth_of(self.offer.parents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +118,33 @@ class StepRecord:
         return self.load.num_rows + self.num_draft_rows
 
 
+def depth_of(parents: Sequence[int]) -> int:
+    """The longest path of a tree, in nodes."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 1)
+    return max(depths, default=0)
+
+
+def known_type(types: Collection[str], request_type: str) -> str:
+    """The type, or the one for all further ones where enough are told apart."""
+    full = len(types) >= MAX_TYPES
+    return OTHER_TYPES if full and request_type not in types else request_type
+
+
 class Policy(Protocol):
     """Chooses widths; the engine clips them to the row budget, to pages and to what may still be
-    said.
+    said. When drafts are there it chooses again, among their nodes.
     """
 
     def widths(self, load: Load, requests: Sequence[RequestState]) -> Sequence[int]:
         """Draft tokens for each of `requests`, in order, in a step with this `load`; 0 = none."""
+
+    def stopping(self, load: Load) -> Stopping:
+        """When drafts of a step with this `load` should end."""
+
+    def keep(self, load: Load, offers: Sequence[Offer]) -> Sequence[Sequence[int]]:
+        """The nodes of each draft that are to be verified, in rising order, with their parents."""
 
     def explain(self, record: StepRecord) -> str:
         """Why a step, not observed yet, drafted as it did: a word or two, of a few."""
@@ -89,6 +158,12 @@ class Policy(Protocol):
 
 class StaticPolicy:
     """A choice made beforehand: nothing is learnt."""
+
+    def stopping(self, load: Load) -> Stopping:
+        return NEVER
+
+    def keep(self, load: Load, offers: Sequence[Offer]) -> Sequence[Sequence[int]]:
+        return [range(len(offer.parents)) for offer in offers]
 
     def explain(self, record: StepRecord) -> str:
         return "fixed"
