@@ -18,6 +18,7 @@ from foredraft.core.coins import mix
 from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import Sampler, SamplingParams
 from foredraft.engine.config import SpeculativeConfig, Verification, default_rule
+from foredraft.engine.exiting import computing
 from foredraft.engine.outputs import RequestOutput
 from foredraft.engine.request import Request
 from foredraft.engine.stops import StopRules
@@ -126,6 +127,12 @@ class RequestFactory:
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None
     ) -> Group:
         """Requests for one prompt, not queued yet. Raises InvalidRequest."""
+        with computing:
+            return self._make(prompt, params, options)
+
+    def _make(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None
+    ) -> Group:
         check_params(params)
         options = self._check_options(NO_OPTIONS if options is None else options)
         loaded = self._loaded

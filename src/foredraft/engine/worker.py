@@ -17,11 +17,10 @@ from collections.abc import Iterable, Sequence
 from foredraft.core.errors import EngineClosed, InvalidRequest, QueueFull
 from foredraft.engine.drafting import DrafterError
 from foredraft.engine.engine import Engine
+from foredraft.engine.exiting import computing
 from foredraft.engine.feed import Feed
 from foredraft.engine.guarded import GuardedDrafter
 from foredraft.engine.request import Request
-
-EXIT_SECONDS = 10.0  # that the interpreter's end waits for a step to finish
 
 _logger = logging.getLogger("foredraft")
 
@@ -212,8 +211,8 @@ _running: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """A thread that is inside a pass when the interpreter goes would crash it."""
+    """Streams end, before threads are let into no step any more."""
     for worker in list(_running):
         worker.stop()
     for worker in list(_running):
-        worker.join(EXIT_SECONDS)
+        worker.join(computing.seconds_left())
