@@ -133,4 +133,4 @@ def asked_rows(hidden: Tensor, rows: Sequence[int] | None) -> Tensor:
     """The rows `rows` of `hidden [T, H]`; itself where those are all."""
     if rows is None or (len(rows) == len(hidden) and all(row == i for i, row in enumerate(rows))):
         return hidden
-    return hidden.index_select(0, torch.tensor(list(rows), device=hidden.device))
+    return hidden.index_select(0, torch.tensor(list(rows), dtype=torch.int64, device=hidden.device))
