@@ -95,6 +95,12 @@ class Judged:
     tried: Sequence[Tried] = ()
 
     @property
+    def speculates(self) -> bool:
+        """Whether it was to be drafted for: it was asked, and not all that came was left out."""
+        left_out = self.found > 0 and not self.drafted
+        return self.asked > 0 and not left_out
+
+    @property
     def found(self) -> int:
         """The depth of the draft that the drafter had."""
         if self.offer is None:

@@ -21,10 +21,12 @@ from foredraft.planning.policy import (
     FixedWidth,
     Judged,
     Load,
+    Offer,
     Policy,
     RequestState,
     StaticPolicy,
     StepRecord,
+    Tried,
 )
 
 
@@ -32,10 +34,15 @@ from foredraft.planning.policy import (
 class Law:
     """How drafts of a request fare: rates by position, from some output token on; and how often
     there is a draft.
+
+    Where drafts are of several `kinds`, the drafter knows which kind it has, and says so: its
+    confidence is `stated` of the true rate.
     """
 
     phases: tuple[tuple[int, tuple[float, ...]], ...]  # (first output token, conditional rates)
     filled: float = 1.0  # P(the drafter finds anything)
+    kinds: tuple[tuple[float, float], ...] = ()  # (P(a draft is of the kind), its rate)
+    stated: float = 1.0  # confidence / rate
 
     @classmethod
     def of(cls, *rates: float, filled: float = 1.0) -> Law:
@@ -46,6 +53,21 @@ class Law:
         """P(draft position is accepted | all before it were), after `num_output` tokens."""
         rates = next(rates for first, rates in reversed(self.phases) if num_output >= first)
         return rates[min(position, len(rates) - 1)]
+
+    @classmethod
+    def of_kinds(cls, *kinds: tuple[float, float], filled: float = 1.0, stated: float = 1.0) -> Law:
+        """Kinds of drafts, each with its chance and its rate at all positions."""
+        rate = sum(chance * rate for chance, rate in kinds)
+        return cls(((0, (rate,)),), filled, kinds, stated)
+
+    def kind(self, coin: float) -> float | None:
+        """The rate of the kind that a coin draws; None where drafts are of one kind."""
+        reached = 0.0
+        for chance, rate in self.kinds:
+            reached += chance
+            if coin < reached:
+                return rate
+        return self.kinds[-1][1] if self.kinds else None
 
     def outlook(self, num_output: int, width: int) -> Outlook:
         """What an oracle knows."""
@@ -90,7 +112,7 @@ class Played:
     num_full_ended: int = 0
     full_seconds: float = 0.0
     num_steps: int = 0  # that could have drafted
-    num_plain_steps: int = 0  # ... and asked for nothing
+    num_plain_steps: int = 0  # ... and did without
     num_asked: int = 0
     num_emitting: int = 0  # requests, over all steps
     ttft: list[float] = field(default_factory=list)  # seconds
@@ -133,6 +155,7 @@ class _Sequence:
         coins = Random(f"{seed}/{index}")
         self.accept = [coins.random() for _ in range(arrival.num_output)]
         self.find = [coins.random() for _ in range(arrival.num_output)]
+        self.kind = [coins.random() for _ in range(arrival.num_output)]
 
     @property
     def left_to_read(self) -> int:
@@ -152,15 +175,24 @@ class _Sequence:
             self.counts,
         )
 
-    def draft(self, width: int) -> tuple[int, int]:
-        """Drafted and accepted tokens of a step that asked for `width`."""
+    def offer(self, width: int) -> Offer:
+        """What the drafter has when it is asked for `width` tokens."""
         law, start = self.arrival.law, self.num_output
-        if not width or self.find[start] >= law.filled:
-            return 0, 0
-        for position in range(width):
-            if self.accept[start + position] >= law.rate(start, position):
-                return width, position
-        return width, width
+        length = width if self.find[start] < law.filled else 0
+        kind = law.kind(self.kind[start])
+        confidence = None if kind is None else [min(1.0, law.stated * kind)] * length
+        parents = range(-1, length - 1)
+        return Offer(self.id, self.arrival.request_type, self.num_positions, parents, confidence)
+
+    def accepted(self, length: int) -> int:
+        """Of a draft of so many tokens, those that are accepted."""
+        law, start = self.arrival.law, self.num_output
+        kind = law.kind(self.kind[start])
+        for position in range(length):
+            rate = law.rate(start, position) if kind is None else kind
+            if self.accept[start + position] >= rate:
+                return position
+        return length
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +256,9 @@ class _Simulation:
             sum(one.num_positions for one, _ in chains),
         )
         widths = self._clip(load, emitting)
-        drafts = [one.draft(width) for one, width in zip(emitting, widths, strict=True)]
+        offers = [one.offer(width) for one, width in zip(emitting, widths, strict=True)]
+        lengths = self._kept(load, offers)
+        drafts = [(n, one.accepted(n)) for one, n in zip(emitting, lengths, strict=True)]
         drafter_seconds = self._drafter_seconds(widths)
         seconds = self._pass_seconds(load, emitting, drafts)
         self.played.seconds += drafter_seconds + seconds
@@ -235,7 +269,14 @@ class _Simulation:
         for one, (drafted, accepted) in zip(emitting, drafts, strict=True):
             self._commit(one, drafted, accepted)
         self.played.num_full_ended += (running - len(self._running)) * full
-        self._note(load, emitting, widths, drafts, drafter_seconds, seconds)
+        self._note(load, emitting, offers, widths, drafts, drafter_seconds, seconds)
+
+    def _kept(self, load: Load, offers: Sequence[Offer]) -> list[int]:
+        """Draft tokens that are verified: of a chain, those up to the last that is kept."""
+        some = [offer for offer in offers if offer.parents]
+        kept = self._policy.keep(load, some) if some else ()
+        lengths = {offer.id: len(nodes) for offer, nodes in zip(some, kept, strict=True)}
+        return [lengths.get(offer.id, 0) for offer in offers]
 
     def _note_full(self, drafts: Sequence[tuple[int, int]], seconds: float) -> bool:
         slots = self._machine.max_num_seqs
@@ -303,26 +344,43 @@ class _Simulation:
         self,
         load: Load,
         emitting: Sequence[_Sequence],
+        offers: Sequence[Offer],
         widths: Sequence[int],
         drafts: Sequence[tuple[int, int]],
         drafter_seconds: float,
         seconds: float,
     ) -> None:
         played = self.played
+        judged = [
+            Judged(
+                one.id,
+                one.arrival.request_type,
+                width,
+                *draft,
+                ended=one not in self._running,
+                offer=offer if width else None,
+                tried=_tried(offer, *draft),
+            )
+            for one, offer, width, draft in zip(emitting, offers, widths, drafts, strict=True)
+        ]
         if emitting:
             played.num_steps += 1
-            played.num_plain_steps += not any(widths)
+            played.num_plain_steps += not any(each.speculates for each in judged)
             played.num_asked += sum(widths)
             played.num_emitting += len(emitting)
-        judged = [
-            Judged(one.id, one.arrival.request_type, width, *draft, one not in self._running)
-            for one, width, draft in zip(emitting, widths, drafts, strict=True)
-        ]
         rows = sum(drafted for drafted, _ in drafts)
         self._policy.observe(StepRecord(load, judged, rows, drafter_seconds, seconds))
         for each in judged:
             if each.ended:
                 self._policy.release(each.id)
+
+
+def _tried(offer: Offer, drafted: int, accepted: int) -> list[Tried]:
+    stated = offer.confidence
+    return [
+        Tried(i, None if stated is None else stated[i], i < accepted)
+        for i in range(min(accepted + 1, drafted))
+    ]
 
 
 @dataclass(frozen=True, slots=True)

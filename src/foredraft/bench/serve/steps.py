@@ -97,7 +97,7 @@ class StepCounts:
         self.drafter_seconds += record.drafter_seconds
         if record.requests:
             self.deciding += 1
-            self.undrafted += not any(judged.asked for judged in record.requests)
+            self.undrafted += not any(judged.speculates for judged in record.requests)
         for judged in record.requests:
             self._add(judged)
 
