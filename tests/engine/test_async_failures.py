@@ -7,13 +7,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
-from foredraft import AsyncEngine, EngineClosed
+from foredraft import AsyncEngine, ConfigError, EngineClosed
 from foredraft.drafters.interface import Draft
+from foredraft.engine import worker
 from foredraft.planning.policy import NoDrafts
 from foredraft.testing.drafters import (
     FixedDrafter,
@@ -209,6 +211,66 @@ def test_a_drafter_that_hangs_for_a_while_holds_up_no_event_loop(target, plain):
             output = await kept
             await freed(engine)
         assert list(output.token_ids) == plain(GREEDY)[0]
+
+    run(main)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("hangs_in", ["propose", "release"])
+def test_closing_gives_up_a_drafter_that_hangs(target, caplog, hangs_in, drain):
+    """Whoever reads is told, one that waits too; the thread ends if it ever comes back."""
+    asked, answer = threading.Event(), threading.Event()
+
+    class Hanging(RepeatDrafter):
+        pass
+
+    def hang(*_):
+        asked.set()
+        assert answer.wait(PATIENCE)
+
+    setattr(Hanging, hangs_in, hang)
+
+    async def main():
+        engine = engine_with(target, Hanging(3), max_num_seqs=1)
+        with pytest.raises(ConfigError, match="timeout must be a number of seconds"):
+            await engine.close(timeout=-1.0)
+        tasks = [asyncio.ensure_future(engine.generate(prompt, GREEDY)) for prompt in PROMPTS[:2]]
+        await until(asked.is_set)
+        late = asyncio.ensure_future(engine.generate(PROMPTS[2], GREEDY))
+        await asyncio.sleep(0)
+        await engine.close(drain=drain, timeout=0.05)
+        results = await asyncio.gather(*tasks, late, return_exceptions=True)
+        told = [str(result) for result in results if isinstance(result, EngineClosed)]
+        assert len(told) == 3
+        assert all("did not come back for 0.05 s" in message for message in told)
+        with pytest.raises(EngineClosed):
+            await engine.generate(PROMPTS[0], GREEDY)
+        answer.set()
+        await engine.close()
+        await freed(engine)
+
+    run(main)
+    assert "the engine's thread hangs" in caplog.text
+
+
+def test_draining_waits_for_steps_that_do_come_back(target, plain, monkeypatch):
+    """However many there are: what is bounded is a step, not the answer."""
+    clock = [100.0]
+    monkeypatch.setattr(worker, "monotonic", lambda: clock[0])
+
+    class Slow(RepeatDrafter):
+        def propose(self, requests):
+            clock[0] += 0.004
+            time.sleep(0.004)
+            return super().propose(requests)
+
+    async def main():
+        engine = engine_with(target, Slow(3))
+        task = asyncio.ensure_future(engine.generate(PROMPTS[0], GREEDY))
+        await until(lambda: engine.engine.has_work)
+        await engine.close(drain=True, timeout=0.01)
+        assert list((await task).token_ids) == plain(GREEDY)[0]
+        assert clock[0] > 100.04
 
     run(main)
 

@@ -24,6 +24,8 @@ from foredraft.engine.worker import Worker
 from foredraft.models.chat import Message
 from foredraft.models.load import LoadedModel
 
+CLOSE_SECONDS = 30.0  # that `close` waits for a step that does not come back
+
 
 class AsyncEngine(EngineFront):
     """A model that serves many requests at once; each gets what it would get alone.
@@ -122,12 +124,19 @@ class AsyncEngine(EngineFront):
         """`generate` for a conversation, through the model's chat template."""
         return await self.generate(self._template(messages), params, options)
 
-    async def close(self, *, drain: bool = False) -> None:
+    async def close(self, *, drain: bool = False, timeout: float | None = CLOSE_SECONDS) -> None:
         """Take no more requests and end the thread: those in flight are aborted, or `drain`: run
         to their end first.
+
+        A step (its drafter, most likely) that does not come back for `timeout` seconds is given up:
+        streams end with EngineClosed, and memory stays taken while it hangs. None: wait for it.
+
+        Raises ConfigError for a `timeout` below 0.
         """
+        if timeout is not None and not timeout >= 0:
+            raise ConfigError(f"timeout must be a number of seconds of 0 or more, got {timeout!r}")
         self._worker.stop(drain)
-        await asyncio.to_thread(self._worker.join)
+        await asyncio.to_thread(self._worker.finish, timeout)
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from time import monotonic
 
 from foredraft.core.errors import EngineClosed, InvalidRequest, QueueFull
 from foredraft.engine.drafting import DrafterError
@@ -34,7 +35,8 @@ class Worker:
         self._guard = None if engine.drafter is None else GuardedDrafter(engine.drafter)
         engine.drafter = self._guard
         self._max_in_flight = max_in_flight
-        self._feeds: dict[str, Feed] = {}  # by request id; this thread's own
+        self._feeds: dict[str, Feed] = {}  # by request id; changed by this thread alone
+        self._beat = 0.0  # when the thread last began what may call a drafter or the target
         self._wake = threading.Condition()
         # Under the condition's lock:
         self._arrived: list[Feed] = []
@@ -91,6 +93,35 @@ class Worker:
         if threading.current_thread() is not self._thread:
             self._thread.join(seconds)
 
+    def finish(self, patience: float | None) -> None:
+        """After `stop`: wait for the thread's end. A step that does not come back for `patience`
+        seconds is given up: its thread, if it ever goes on, ends then.
+        """
+        called = monotonic()
+        if patience is None or threading.current_thread() is self._thread:
+            self.join()
+            return
+        while self._thread.is_alive():
+            left = max(self._beat, called) + patience - monotonic()
+            if left <= 0:
+                self._abandon(patience)
+                return
+            self._thread.join(left)
+
+    def _abandon(self, patience: float) -> None:
+        """Tell every reader that the thread hangs."""
+        with self._wake:
+            self._stopping = True
+            feeds = [*self._feeds.values(), *self._arrived]
+        _logger.error("the engine's thread hangs in a step and is left alone")
+        for feed in feeds:
+            feed.fail(
+                EngineClosed(
+                    f"the engine was closed while a step hung, perhaps in its drafter: it did not "
+                    f"come back for {patience:g} s"
+                )
+            )
+
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
@@ -114,6 +145,7 @@ class Worker:
                 return False
             arrived, self._arrived = self._arrived, []
             left, self._left = self._left, []
+        self._beat = monotonic()
         for feed in arrived:
             for request in feed.requests:
                 self._feeds[request.id] = feed
@@ -130,6 +162,7 @@ class Worker:
     def _step(self) -> None:
         if not self._engine.has_work:
             return
+        self._beat = monotonic()
         changed: Iterable[Request]
         try:
             changed = self._engine.step()
@@ -198,6 +231,7 @@ class Worker:
         with self._wake:
             self._stopping = True
             arrived, self._arrived = self._arrived, []
+        self._beat = monotonic()
         self._feeds.update((request.id, feed) for feed in arrived for request in feed.requests)
         feeds = list(self._feeds.values())
         if failure is not None:
