@@ -20,6 +20,7 @@ from foredraft.drafters.interface import Drafter
 BUILT_IN: Mapping[str, str] = {
     "combined": "foredraft.drafters.combined:CombinedDrafter",
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
+    "early_exit": "foredraft.drafters.early_exit:EarlyExitDrafter",
     "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
     "ngram": "foredraft.drafters.ngram:NgramDrafter",
     "suffix": "foredraft.drafters.suffix:SuffixDrafter",

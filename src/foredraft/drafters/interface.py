@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foredraft.cache.tensors import CacheShape, KVCache
 from foredraft.core.sampling import History, Sampler, SamplingParams
+from foredraft.models.interface import LayerResume
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,9 @@ class Capabilities:
     # `StepRow.top_ids`. They cost something: 0 is none.
     top_ids: int = 0
     prediction: bool = False  # reads `DraftRequest.prediction`; else such requests are refused
+    # Layers of the target, from the first, that the drafter runs itself: it is given the target's
+    # own cache, and a pass can go on behind them (`Draft.resume`). 0: none.
+    target_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,11 @@ class DraftRequest:
     # what is written to them, until `release`.
     cache: KVCache | None = None
     pages: Sequence[int] = ()
+    # The target's own cache, where the capabilities name layers of it, with the same table. It
+    # holds `num_computed` positions in all layers. From there on the slots are free for keys and
+    # values of those layers, until the step ends: what isn't accepted is written over.
+    target_cache: KVCache | None = None
+    num_computed: int = 0
     # Positions that the drafter's cache holds for `tokens` already: what `Draft.num_cached` has
     # told of this request, or of another that began alike and whose pages it shares.
     num_cached: int = 0
@@ -83,6 +92,10 @@ class Draft:
     # False: a row that is computed for the drafter's own use, told of like any other, never
     # accepted, never counted as drafted; so must the nodes below it be. None: all are drafts.
     verify: Sequence[bool] | None = None
+    # The rows that are through the target's first layers: those of `tokens` from `num_computed` on,
+    # then of the draft's nodes, in order. Keys and values of theirs are in the target's cache,
+    # below that layer. Of a chain the rest is computed by the engine; a tree is covered as a whole.
+    resume: LayerResume | None = None
     # Of the request's committed tokens, from the first: those whose keys and values the drafter's
     # own cache now holds. Later requests that begin alike are given them.
     num_cached: int = 0
@@ -94,9 +107,10 @@ class Draft:
         probs: Tensor | None = None,
         num_cached: int = 0,
         confidence: Sequence[float] | None = None,
+        resume: LayerResume | None = None,
     ) -> Draft:
         parents = tuple(range(-1, len(tokens) - 1))
-        return cls(tuple(tokens), parents, probs, confidence, num_cached=num_cached)
+        return cls(tuple(tokens), parents, probs, confidence, resume=resume, num_cached=num_cached)
 
 
 @dataclass(frozen=True, slots=True)

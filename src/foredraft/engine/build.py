@@ -247,8 +247,12 @@ def _load(
 
 
 def _guessed_draft_ratio(loaded: LoadedModel, drafter: Drafter) -> float:
-    """Drafting one token / a plain pass of the target: both read their weights. A first guess."""
-    return drafter.capabilities.weight_bytes / loaded.weight_bytes
+    """Drafting one token / a plain pass of the target: both read weights, or layers of the same.
+    A first guess.
+    """
+    capabilities = drafter.capabilities
+    own_layers = capabilities.target_layers / loaded.config.num_layers
+    return capabilities.weight_bytes / loaded.weight_bytes + own_layers
 
 
 def _method(drafter: Drafter | None, config: SpeculativeConfig | None) -> str | None:

@@ -20,6 +20,7 @@ from foredraft.core.trees import ROOT, Topology, topology
 from foredraft.drafters.interface import Draft, Drafter, DraftRequest
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduled
+from foredraft.models.interface import LayerResume
 from foredraft.planning.policy import NEVER, Stopping
 
 # A law in float32 over a large vocabulary adds up to 1 within about this much.
@@ -70,6 +71,7 @@ class CheckedDraft:
     num_cached: int = 0
     confidence: tuple[float, ...] | None = None
     own: OwnRows | None = None
+    resume: LayerResume | None = None  # of the chain's rows, then of the nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,12 @@ def ask(
     vocab_size: int,
     cache: KVCache | None,
     stopping: Stopping = NEVER,
+    target_cache: KVCache | None = None,
 ) -> dict[str, CheckedDraft]:
     """Drafts by request id, for the rows that may have one.
 
-    A drafter with a cache of its own also reads along the prompts of requests to be drafted for.
+    A drafter with a cache of its own also reads along the prompts of requests to be drafted for;
+    one that runs layers of the target is given the target's.
     Raises DrafterError for anything that is not one well-formed draft per request.
     """
     if drafter is None:
@@ -105,15 +109,19 @@ def ask(
     ]
     if not wanted:
         return {}
-    drafts: Any = drafter.propose([_view(row, cache, stopping) for row in wanted])
+    if not drafter.capabilities.target_layers:
+        target_cache = None
+    views = [_view(row, cache, target_cache, stopping) for row in wanted]
+    drafts: Any = drafter.propose(views)
     try:
-        return _check_all(drafts, wanted, drafter, vocab_size)
+        checked = _check_all(drafts, wanted, drafter, vocab_size)
     except DrafterError:
         raise
     except Exception as error:  # reading it runs foreign code: a length, an item, a tensor's kind
         raise DrafterError(
             f"the drafter's drafts can't be read: {type(error).__name__}: {error}"
         ) from error
+    return checked
 
 
 def _check_all(
@@ -128,7 +136,9 @@ def _check_all(
     }
 
 
-def _view(row: Scheduled, cache: KVCache | None, stopping: Stopping) -> DraftRequest:
+def _view(
+    row: Scheduled, cache: KVCache | None, target_cache: KVCache | None, stopping: Stopping
+) -> DraftRequest:
     request = row.request
     return DraftRequest(
         id=request.id,
@@ -141,7 +151,9 @@ def _view(row: Scheduled, cache: KVCache | None, stopping: Stopping) -> DraftReq
         sampler=request.sampler,
         history=request.history,
         cache=cache,
-        pages=() if cache is None else tuple(request.pages),
+        pages=() if cache is None and target_cache is None else tuple(request.pages),
+        target_cache=target_cache,
+        num_computed=request.num_computed,
         num_cached=request.num_draft_cached,
         cache_salt=request.cache_salt,
         prediction=request.prediction,
@@ -176,6 +188,7 @@ def _check(draft: Any, row: Scheduled, drafter: Drafter, vocab_size: int) -> Che
         draft.probs,
         _num_cached(draft.num_cached, row, drafter),
         _confidence(draft.confidence, len(tokens)),
+        resume=_resume(draft, row, drafter, tree),
     )
     return checked if verified is None else _split(checked, verified)
 
@@ -231,6 +244,30 @@ def _confidence(values: Any, num_nodes: int) -> tuple[float, ...] | None:
             f"a draft's confidence must be {num_nodes} numbers in 0..1, one a node, got {given}"
         )
     return given
+
+
+def _resume(draft: Draft, row: Scheduled, drafter: Drafter, tree: Topology) -> LayerResume | None:
+    """Whether the target's pass can go on from what a draft covers."""
+    resume: Any = draft.resume
+    if resume is None:
+        return None
+    layer, most = drafter.capabilities.target_layers, row.chain + len(tree)
+    if not isinstance(resume, LayerResume) or not layer or resume.layer != layer:
+        raise DrafterError(
+            f"a draft goes on from {resume!r}, but the drafter's capabilities say "
+            f"target_layers={layer}"
+        )
+    hidden: Any = resume.hidden
+    if not isinstance(hidden, Tensor) or hidden.dim() != 2 or not 1 <= len(hidden) <= most:
+        given = tuple(hidden.shape) if isinstance(hidden, Tensor) else hidden
+        raise DrafterError(f"hidden states must be [1..{most} rows, width], got {given!r}")
+    if draft.verify is not None and not all(draft.verify):
+        raise DrafterError("a draft with rows of the drafter's own can't go on from hidden states")
+    if row.chain <= len(hidden) < most and not tree.is_chain:
+        raise DrafterError(
+            f"a tree must be gone on from with all of its {most} rows, got {len(hidden)}"
+        )
+    return resume
 
 
 def _num_cached(value: Any, row: Scheduled, drafter: Drafter) -> int:

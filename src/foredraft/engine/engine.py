@@ -211,7 +211,7 @@ class Engine:
         scheduled = time.perf_counter()
         policy, vocab_size = self.scheduler.policy, self.model.config.vocab_size
         stopping = policy.stopping(plan.load)
-        drafts = ask(self.drafter, plan.rows, vocab_size, self.draft_cache, stopping)
+        drafts = ask(self.drafter, plan.rows, vocab_size, self.draft_cache, stopping, self.cache)
         offers = offers_of(plan, drafts)
         drafts = trimmed(policy, plan, drafts, offers)
         drafted = time.perf_counter()

@@ -27,7 +27,7 @@ from foredraft.engine.drafting import NO_DRAFT, CheckedDraft
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduled
 from foredraft.kernels.interface import Segment
-from foredraft.models.interface import FlatBatch
+from foredraft.models.interface import FlatBatch, LayerResume
 
 Reply = int | Tensor | BadRow  # what the target says at a node: its own token, or its law
 
@@ -83,6 +83,7 @@ def build_windows(
     token_ids: list[int] = []
     segments: list[Segment] = []
     logit_rows: list[int] = []
+    resumes: dict[int, LayerResume] = {}
     for scheduled in rows:
         request, chain = scheduled.request, scheduled.chain
         draft = drafts.get(request.id, NO_DRAFT)
@@ -90,6 +91,10 @@ def build_windows(
         token_ids += request.tokens[start : start + chain]
         token_ids += draft.tokens
         parents = draft.tree.parents
+        if draft.resume is not None:
+            # Of a chain that was cut short, as much as is left.
+            hidden = draft.resume.hidden[: chain + len(draft.tokens)]
+            resumes[len(segments)] = LayerResume(draft.resume.layer, hidden)
         if draft.own is not None:
             token_ids += draft.own.tokens
             parents = draft.own.parents
@@ -110,7 +115,7 @@ def build_windows(
                 root_logits=first_logits + chain - 1 - skipped,
             )
         )
-    return windows, FlatBatch(token_ids, segments, logit_rows)
+    return windows, FlatBatch(token_ids, segments, logit_rows, resumes)
 
 
 def verify(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> list[Outcome]:

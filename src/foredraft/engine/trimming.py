@@ -72,6 +72,8 @@ def cut_draft(draft: CheckedDraft, nodes: Sequence[int]) -> CheckedDraft:
 def _may_cut(request: Request, draft: CheckedDraft) -> bool:
     if draft.own is not None:  # these rows stand on the nodes
         return False
+    if draft.resume is not None and not draft.tree.is_chain:  # it covers the whole tree
+        return False
     if draft.probs is None or request.sampler.greedy or request.coupled:
         return request.verification.rule is not Rule.SYNTHETIC
     return False

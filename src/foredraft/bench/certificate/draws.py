@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from foredraft.bench.certificate.cells import RANK_CELLS, Ranks
-from foredraft.bench.certificate.remember import RememberedModel
+from foredraft.bench.certificate.remember import RememberedLayers, RememberedModel
 from foredraft.core.coins import mix
 from foredraft.core.errors import ModelError
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.early_exit import EarlyExitDrafter
 from foredraft.drafters.interface import Draft, Drafter, DraftRequest
 from foredraft.engine.llm import LLM
 from foredraft.engine.memory import choose_cache_dtype
@@ -101,8 +102,13 @@ class Pair:
     def remembering(self, base: Sequence[int]) -> tuple[Pair, RememberedModel]:
         """The same pair for contexts that start with `base`, each row computed once; the target."""
         kv_dtype = self.engine.get("kv_dtype", "auto")
-        rows = RememberedModel(self.target, base, choose_cache_dtype(kv_dtype, self.target))
+        dtype = choose_cache_dtype(kv_dtype, self.target)
+        rows = RememberedModel(self.target, base, dtype)
         drafter = self.drafter
+        if isinstance(drafter, EarlyExitDrafter):
+            layer = drafter.capabilities.target_layers
+            drafter = copy.copy(drafter)
+            drafter.first_layers = RememberedLayers(self.target, layer, base, dtype)
         if isinstance(drafter, DraftModelDrafter):
             drafter = copy.copy(drafter)
             own = choose_cache_dtype(kv_dtype, drafter.loaded)

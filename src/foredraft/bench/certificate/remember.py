@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from foredraft.cache.tensors import KVCache
 from foredraft.kernels.interface import Kernels, Segment
 from foredraft.models.decoder import new_cache
+from foredraft.models.first_layers import FirstLayers
 from foredraft.models.interface import FlatBatch, Model, ModelOutput
 from foredraft.models.load import LoadedModel
 
@@ -180,6 +182,29 @@ class RememberedModel:
         output = self._model.run(FlatBatch(tokens, [segment], rows), self._cache)
         for suffix, logits, hidden in zip(suffixes, output.logits, output.hidden, strict=True):
             self._rows[suffix] = (logits.clone(), hidden.clone())
+
+
+class RememberedLayers(FirstLayers):
+    """The first layers of a target, each row of logits computed once.
+
+    They write to the target's own cache, which holds ids in the place of keys and values: those
+    that the target will write there itself. So the drafts of an exit can be remembered beside the
+    target's rows.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, num_layers: int, base: Sequence[int], cache_dtype: torch.dtype
+    ) -> None:
+        super().__init__(loaded.model, num_layers)
+        first = FirstLayers(loaded.model, num_layers)
+        self._rows = RememberedModel(replace(loaded, model=first), base, cache_dtype)
+
+    def run_with_hidden(self, batch: FlatBatch, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """The remembered logits, and hidden states of 0: a `RememberedModel` goes on from none, its
+        rows are those of whole passes.
+        """
+        logits = self._rows.run(batch, cache).logits
+        return logits, logits.new_zeros(len(batch.token_ids), self.config.hidden_size)
 
 
 def _slots(segment: Segment, start: int, end: int, page_size: int) -> list[tuple[int, int]]:
