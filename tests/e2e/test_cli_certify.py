@@ -54,6 +54,19 @@ def test_a_pair_passes_with_json_and_a_plot(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_early_exit_passes(
+    tiny: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no model to remember beside the target, but layers of it."""
+    config = json.dumps({"method": "early_exit", "num_speculative_tokens": 2})
+    arguments = ["certify", str(tiny), "--speculative-config", config, "--prompts", str(prompts)]
+    code = main([*arguments, *SMALL, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert [check for check in found["checks"] if not check["passed"]] == []
+    assert (code, found["method"], found["rule"]) == (0, "early_exit", "standard")
+    assert any(check["name"].startswith("draft law, ") for check in found["checks"])
+
+
 def test_a_wrong_rule_fails_with_a_table_and_code_1(
     tiny: Path, draft: str, prompts: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -31,6 +31,7 @@ from foredraft.core.errors import ConfigError, InvalidRequest, ModelError
 from foredraft.core.sampling import Sampler
 from foredraft.core.truncation import Truncation
 from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.early_exit import EarlyExitDrafter
 from foredraft.engine import step
 from foredraft.testing.drafters import (
     EmptyDrafter,
@@ -38,6 +39,7 @@ from foredraft.testing.drafters import (
     SkewedTreeDrafter,
     TreeDrafter,
 )
+from foredraft.testing.models import tiny_model
 from foredraft.testing.pairs import tiny_noisy_pair
 
 PROMPTS = {"one": [3, 4, 5, 6], "two": [6, 7, 6, 7, 6]}
@@ -116,6 +118,21 @@ def test_what_is_remembered_is_what_is_computed(pair, rule, kv_dtype):
         [base + list(remembered.sequences[0][:2])], SamplingParams(max_tokens=1, temperature=0)
     )
     assert torch.allclose(row, tap[7], atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["standard", "coupled"])
+def test_an_exit_is_remembered_beside_its_target(rule):
+    """They write the same ids to the same slots."""
+    target = tiny_model(seed=2, kernels="native", dtype="float32", vocab_size=24, num_layers=3)
+    pair = Pair(target, EarlyExitDrafter(target, exit_layer=2), 3, rule)
+    base = [3, 4, 5, 6, 7]
+    setting = Setting("exit", 0.9, width=3, length=5)
+    replay, _ = pair.remembering(base)
+    remembered = draw_remembered(replay, base, setting, 120, 7, lambda *_: None)
+    computed = draw_computed(pair, base, setting, 120, 7, lambda *_: None)
+    assert remembered.sequences == computed.sequences
+    assert remembered.accepted == computed.accepted
+    assert remembered.accepted[1] > 5
 
 
 def test_trees_move_what_is_remembered_along(models, monkeypatch):
