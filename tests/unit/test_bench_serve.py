@@ -190,12 +190,57 @@ def test_a_closed_loop_ends_with_its_time(clockwork: Clockwork) -> None:
 
 def test_an_open_loop_counts_from_a_quarter_of_its_arrivals_on(clockwork: Clockwork) -> None:
     times = [0.0] * 8
-    observed = measured(clockwork, open_loop(clockwork, Source(PROMPTS, 3).jobs(), times))
+    observed = measured(clockwork, open_loop(clockwork, Source(PROMPTS, 3).jobs(), times, 9.0))
     assert clockwork.sent == 8
     assert observed.waiting == 8  # all came at once; nobody had been answered
     assert len(observed.traces) == 8
     assert all(each.emissions for each in observed.traces)  # first tokens were waited for
     assert clockwork.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("times", "opens", "closes", "sent"),
+    [
+        ([float(n) for n in range(1000)], 4.0, 16.0, 17),  # more than its time allows
+        ([0.0, 50.0, 90.0], 4.0, 16.0, 1),  # few: nobody comes in all that time
+        ([float(n) for n in range(8)], 2.0, 7.0, 8),  # all have come before its time is up
+        ([0.1 * n for n in range(1000)], 4.0, 16.0, 161),
+    ],
+)
+def test_an_open_loop_ends_with_its_time(monkeypatch, times, opens, closes, sent) -> None:
+    """Twelve seconds, after four to warm up."""
+    now = [0.0]
+
+    class Prompt:
+        async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
+            yield Chunk(now[0], 1)
+
+    async def until(moment: float) -> None:
+        now[0] = max(now[0], moment)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(traffic.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(traffic, "_until", until)
+    observed = asyncio.run(open_loop(Prompt(), Source(PROMPTS, 3).jobs(), times, 12.0))
+    assert (observed.window.start, observed.window.end) == pytest.approx((opens, closes))
+    assert len(observed.traces) == sent
+    assert observed.waiting == 0
+
+
+def test_an_open_loop_does_not_look_at_all_requests_for_each(monkeypatch) -> None:
+    """Ten thousand at once are ten thousand times the work of one."""
+    looked = []
+    monkeypatch.setattr(traffic, "_raise_failure", lambda tasks: looked.extend(tasks))
+
+    class Prompt:
+        async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
+            yield Chunk(0.0, 1)
+
+    jobs, times = Source(PROMPTS, 3).jobs(), [0.0] * 10_000
+    observed = asyncio.run(open_loop(Prompt(), jobs, times, 3600.0))
+    assert len(observed.traces) == 10_000
+    assert len(looked) <= 10_000
 
 
 class Failing:
@@ -220,7 +265,7 @@ def test_what_a_client_meets_is_raised(loop: str) -> None:
         if loop == "closed":
             asyncio.run(closed_loop(server, jobs, 2, Extent(1, 3600.0)))
         else:
-            asyncio.run(open_loop(server, jobs, [0.0, 0.0, 0.0]))
+            asyncio.run(open_loop(server, jobs, [0.0, 0.0, 0.0], 3600.0))
 
     with pytest.raises(RuntimeError, match="broken"):
         run(Failing(RuntimeError("broken")))

@@ -104,7 +104,7 @@ class LoadOptions:
             self.seed,
         )
         for rate in rates:
-            _check_arrivals(rate, settings.arrivals(rate))
+            _check_arrivals(rate, settings)
         return settings
 
 
@@ -205,16 +205,22 @@ def _rates(text: str) -> list[float]:
     return list(dict.fromkeys(values))
 
 
-def _check_arrivals(rate: float, number: float) -> None:
+def _check_arrivals(rate: float, settings: Settings) -> None:
+    number, seconds = settings.arrivals(rate), settings.seconds
+    if rate * seconds < 1.0:
+        raise UserError(
+            f"--rate {rate:g} sends {rate * seconds:g} requests in {seconds:g} seconds: "
+            "raise it or --seconds"
+        )
     if number > MOST_ARRIVALS:
         raise UserError(
             f"--rate {rate:g} would send {number:g} requests, more than {MOST_ARRIVALS}: lower it, "
             "--seconds or --requests"
         )
-    if number / rate > LONGEST_ARRIVALS:
+    if min(number / rate, settings.longest_arrivals) > LONGEST_ARRIVALS:
         raise UserError(
             f"--rate {rate:g} takes {number / rate:.3g} seconds for {number:g} requests, more than "
-            f"{LONGEST_ARRIVALS:g}: raise it or lower --requests"
+            f"{LONGEST_ARRIVALS:g}: raise it, or lower --seconds or --requests"
         )
 
 

@@ -66,9 +66,14 @@ class Settings:
     seed: int = 0
 
     def arrivals(self, rate: float) -> int:
-        """Requests of an open loop: `requests`, or as many as arrive in a window's seconds."""
-        wanted = min(rate * self.seconds / (1.0 - WARM_SHARE), float(sys.maxsize))
-        return self.requests or max(8, round(wanted))
+        """Requests of an open loop at most: `requests`, or about as many as come in its seconds."""
+        expected = round(min(rate * self.longest_arrivals, float(sys.maxsize)))
+        return min(self.requests or sys.maxsize, max(8, expected))
+
+    @property
+    def longest_arrivals(self) -> float:
+        """Seconds that an open loop sends requests at most, those before its window included."""
+        return self.seconds / (1.0 - WARM_SHARE)
 
     def extent(self, level: Level) -> Extent:
         requests = self.requests
@@ -244,7 +249,8 @@ class Sweep:
             rate = float(level.rate or 0.0)
             number = settings.arrivals(rate)
             times = poisson(rate, number, settings.seed + round_number)
-            observed = await open_loop(server, source.jobs(), times, opens=opens)
+            seconds = settings.seconds
+            observed = await open_loop(server, source.jobs(), times, seconds, opens=opens)
         after = server.counters()
         counters = after.since(before[0]) if after and before and before[0] else None
         pace = await self._pace_beside()

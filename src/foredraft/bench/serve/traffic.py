@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from typing import Protocol
 
 from foredraft.bench.serve.arrivals import Job
@@ -61,6 +62,7 @@ class _Measuring:
     traces: list[Trace] = field(default_factory=list)
     start: float | None = None
     end: float = 0.0
+    unanswered: int = 0  # sent and without a first token
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self, at: float) -> None:
@@ -140,49 +142,91 @@ async def open_loop(
     server: Server,
     jobs: Iterator[Job],
     times: Sequence[float],
+    seconds: float,
     *,
     opens: Callable[[], None] = lambda: None,
 ) -> Observed:
     """Requests that arrive at `times`, whether earlier ones have been answered or not.
 
-    The window opens after a quarter of the arrivals and closes with the last; first tokens of those
-    that came in it are waited for.
+    The window opens after a quarter of the arrivals, or of the time that all may take, and closes
+    with the last, or after `seconds`; first tokens of those that came in it are waited for.
     """
-    measuring = _Measuring(opens)
+    measuring, sending = _Measuring(opens), _Sending()
     begin = time.perf_counter()
-    tasks: list[asyncio.Task[None]] = []
+    warm = begin + seconds * WARM_SHARE / (1.0 - WARM_SHARE)
     try:
         for number, (at, job) in enumerate(zip(times, islice(jobs, len(times)), strict=True)):
-            await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
-            _raise_failure(tasks)
-            if number >= WARM_SHARE * len(times):
+            arrives = begin + at
+            if measuring.start is None and (number >= WARM_SHARE * len(times) or arrives > warm):
+                await _until(min(arrives, warm))
                 measuring.open(time.perf_counter())
-            tasks.append(asyncio.create_task(_drain(_sent(server, job, measuring))))
+            end = inf if measuring.start is None else measuring.start + seconds
+            await _until(min(arrives, end))
+            sending.raise_failure()
+            if arrives > end:
+                measuring.close(end)
+                break
+            sending.start(_drain(_sent(server, job, measuring)))
         measuring.close(time.perf_counter())
         patience = time.perf_counter() + LONGEST_WAIT
-        while not all(t.emissions for t in measuring.traces) and time.perf_counter() < patience:
-            _raise_failure(tasks)
+        while measuring.unanswered and time.perf_counter() < patience:
+            sending.raise_failure()
             await asyncio.sleep(0.01)
     finally:
-        await _cancel(tasks)
+        await _cancel(list(sending.tasks))
     return measuring.observed()
 
 
-async def _sent(server: Server, job: Job, measuring: _Measuring) -> AsyncGenerator[Emission, None]:
-    """Send a request and note what comes of it."""
+async def _until(moment: float) -> None:
+    """Sleep until then, by `time.perf_counter`."""
+    await asyncio.sleep(max(0.0, moment - time.perf_counter()))
+
+
+class _Sending:
+    """Requests on their way; what has ended is not looked at again, however many come."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._failed: list[asyncio.Task[None]] = []
+
+    def start(self, request: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(request)
+        self.tasks.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failed.append(task)
+
+    def raise_failure(self) -> None:
+        """Raise what the first that failed has met."""
+        _raise_failure(self._failed[:1])
+
+
+def _sent(server: Server, job: Job, measuring: _Measuring) -> AsyncGenerator[Emission, None]:
+    """A request that counts as sent from now on; reading sends it and notes what comes of it."""
     prompt = job.prompt
     trace = Trace(job.index, time.perf_counter(), prompt.id, len(prompt.token_ids))
     measuring.traces.append(trace)
+    measuring.unanswered += 1
+    return _answers(server, job, measuring, trace)
+
+
+async def _answers(
+    server: Server, job: Job, measuring: _Measuring, trace: Trace
+) -> AsyncGenerator[Emission, None]:
     async with aclosing(server.stream(job)) as chunks:
         async for chunk in chunks:
             trace.token_ids += chunk.token_ids
             if chunk.mean_acceptance_length is not None:
                 trace.mean_acceptance_length = chunk.mean_acceptance_length
             if chunk.tokens:
+                measuring.unanswered -= not trace.emissions
                 trace.emissions.append(Emission(chunk.at, chunk.tokens))
                 yield trace.emissions[-1]
     if not trace.emissions:
-        raise UserError(f"prompt {prompt.id!r} was answered without any token")
+        raise UserError(f"prompt {job.prompt.id!r} was answered without any token")
     trace.finished = True
 
 
