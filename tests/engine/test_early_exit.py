@@ -33,14 +33,13 @@ from .test_law import LENGTH, PROMPT, VOCAB, chi_square, enumerate_law
 from .test_rules import SAMPLED, speculating
 
 LAYERS = 4
+FEW_ROWS = {"max_num_seqs": 5, "max_num_batched_tokens": 12}
 BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "coupled"])
 
 
-@pytest.fixture(scope="module", params=["native", "reference"])
-def deep(request):
-    """Four layers; on the native kernels in bfloat16, else in float64."""
-    dtype = {"native": "bfloat16", "reference": "float64"}[request.param]
-    return tiny_model(seed=2, kernels=request.param, dtype=dtype, vocab_size=32, num_layers=LAYERS)
+@pytest.fixture(scope="module")
+def native():
+    return tiny_model(seed=2, kernels="native", dtype="bfloat16", vocab_size=32, num_layers=LAYERS)
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +76,18 @@ def gib(target, pages):
 
 @BOTH
 @pytest.mark.parametrize(
-    "setting",
+    ("kernels", "setting"),
     [
-        {},
-        {"layer": 1, "max_num_seqs": 5, "max_num_batched_tokens": 12, "prefill_chunk_size": 3},
-        {"layer": 3, "page_size": 1},
-        {"pages": 12, "prefill_chunk_size": 5},
-        {"policy": Widths((4, 0, 0, 2)), "max_num_batched_tokens": 16},
+        ("native", {"layer": 1, "prefill_chunk_size": 3} | FEW_ROWS),
+        ("exact", {"layer": 3, "prefill_chunk_size": 3} | FEW_ROWS),
+        ("native", {"layer": 3, "page_size": 1}),
+        ("native", {"pages": 12, "prefill_chunk_size": 5}),
+        ("exact", {"pages": 12, "policy": Widths((4, 0, 0, 2)), "max_num_batched_tokens": 16}),
     ],
-    ids=["roomy", "few rows", "single slots", "few pages", "widths"],
+    ids=["few rows", "few rows, float64", "single slots", "few pages", "widths, few pages"],
 )
-def test_it_changes_nothing(deep, params, setting):
+def test_it_changes_nothing(request, params, kernels, setting):
+    deep = request.getfixturevalue(kernels)
     setting = dict(setting)
     if "pages" in setting:
         setting["kv_cache_gib"] = gib(deep, setting.pop("pages"))
@@ -102,14 +102,13 @@ def test_it_changes_nothing(deep, params, setting):
 
 
 @BOTH
-def test_rows_have_the_bits_of_plain_decoding(params):
+def test_rows_have_the_bits_of_plain_decoding(native, params):
     """Native kernels: rows computed one by one by the drafter, then together from the exit on."""
     torch.set_num_threads(2)
-    model = tiny_model(seed=2, kernels="native", dtype="bfloat16", vocab_size=32, num_layers=LAYERS)
     told: list[dict] = [{}, {}]
-    for rows, drafter in zip(told, (None, EarlyExitDrafter(model, exit_layer=2)), strict=True):
+    for rows, drafter in zip(told, (None, EarlyExitDrafter(native, exit_layer=2)), strict=True):
         llm = LLM(
-            model,
+            native,
             drafter=drafter,
             page_size=4,
             prefill_chunk_size=4,

@@ -151,7 +151,8 @@ class DraftWatcher(WrappingDrafter):
         drafts = super().propose(requests)
         for request, draft in zip(requests, drafts, strict=True):
             suffix = tuple(request.tokens[self._base_length :])
-            if tuple(draft.parents) == tuple(range(-1, len(draft.tokens) - 1)):
+            is_chain = tuple(draft.parents) == tuple(range(-1, len(draft.tokens) - 1))
+            if is_chain and (draft.verify is None or all(draft.verify)):
                 self._keep(suffix, draft)
             if draft.probs is not None and not suffix:
                 self._rank(draft.tokens, draft.probs)
