@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from foredraft.drafters.early_exit import EarlyExitDrafter
 from foredraft.kernels.catalog import native_available
 from foredraft.models.config import ModelConfig
 from foredraft.models.load import LoadedModel
@@ -56,3 +57,15 @@ def test_drafting_in_batches_and_chunks_changes_nothing(make_llm, family, kernel
         assert [list(output.token_ids) for output in outputs] == plain
         counts = [output.metrics.speculative_decoding for output in outputs]
         assert all(count.num_accepted_draft_tokens > 0 for count in counts)
+
+
+@pytest.mark.parametrize(("kernels", "dtype"), KERNELS[-1:])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pass_that_goes_on_from_an_early_exit_changes_nothing(make_llm, family, kernels, dtype):
+    """A layer with a window may lie on either side of the exit."""
+    model = model_of(family, kernels, dtype)
+    plain = [list(make_llm(model=model).generate([p], SEEDED)[0].token_ids) for p in PROMPTS]
+    for layer in (1, 2):
+        drafter = EarlyExitDrafter(model, exit_layer=layer)
+        outputs = make_llm(drafter, 3, model, prefill_chunk_size=5).generate(PROMPTS, SEEDED)
+        assert [list(output.token_ids) for output in outputs] == plain
