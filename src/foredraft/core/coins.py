@@ -23,6 +23,9 @@ NOISE: Final = 0  # the target's Gumbel noise, shared by coupled drafters
 ACCEPT: Final = 1
 RESIDUAL: Final = 2
 DRAFT: Final = 3
+# A draft that is itself drafted for: the drafter's verification of what it was given.
+STAGE_ACCEPT: Final = 4
+STAGE_RESIDUAL: Final = 5
 
 _MASK32: Final = 0xFFFFFFFF
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF

@@ -195,8 +195,7 @@ def tokens(rows: Sequence[Row], row_math: RowMath) -> list[int | UserError]:
         chosen |= zip(group, ids, strict=True)
     found: list[int | UserError] = []
     for i, row in enumerate(rows):
-        temperature = row.sampler.truncation.temperature
-        error = failure(adjusted[i], chosen[i], row.history.num_output, temperature)
+        error = _failure(row, adjusted[i], chosen[i])
         found.append(chosen[i] if error is None else error)
     return found
 
@@ -207,8 +206,7 @@ def laws(rows: Sequence[Row], row_math: RowMath) -> list[Tensor | UserError]:
     probs, best = row_math.laws(adjusted, [row.sampler.truncation for row in rows])
     found: list[Tensor | UserError] = []
     for row, logits, law, top in zip(rows, adjusted, probs, best, strict=True):
-        temperature = row.sampler.truncation.temperature
-        error = failure(logits, top, row.history.num_output, temperature)
+        error = _failure(row, logits, top)
         if error is None and row.sampler.greedy:
             law = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
             law[top] = 1.0
@@ -226,14 +224,25 @@ def answers(rows: Sequence[tuple[Row, bool]], row_math: RowMath) -> list[int | T
     return [found[i] for i in range(len(rows))]
 
 
+def _failure(row: Row, adjusted: Tensor, chosen: int) -> UserError | None:
+    temperature = row.sampler.truncation.temperature
+    value = adjusted[chosen].item()
+    return failure(value, chosen, row.history.num_output, temperature, adjusted.dtype)
+
+
 def failure(
-    logits: Tensor, chosen: int, num_output: int, temperature: float = 1.0
+    value: float,
+    chosen: int,
+    num_output: int,
+    temperature: float = 1.0,
+    dtype: torch.dtype = torch.float32,
 ) -> UserError | None:
-    """Why `chosen`, the best id of `logits`, cannot be the token after `num_output` of output; None
-    where it can.
+    """Why `chosen`, the best id of a row, cannot be the token after `num_output` of output; None
+    where it can. `value` is its logit, of a row of `dtype`.
     """
-    best = logits[chosen]
-    value, where = float(best), f"at output token {num_output + 1}"
+    if temperature == 1.0 and math.isfinite(value):
+        return None
+    where = f"at output token {num_output + 1}"
     if value == -math.inf:
         return InvalidRequest(
             f"no token is left for output token {num_output + 1}: allowed_token_ids,"
@@ -241,10 +250,10 @@ def failure(
         )
     if not math.isfinite(value):
         return ModelError(f"the logit of token {chosen} is {value} {where}: logits must be finite")
-    if temperature != 1.0 and not math.isfinite(float(best / temperature)):
+    if not math.isfinite(float(torch.tensor(value, dtype=dtype) / temperature)):
         return ModelError(
             f"the logit of token {chosen} is {value:g} {where}: divided by temperature"
-            f" {temperature:g} it leaves {str(logits.dtype).removeprefix('torch.')}"
+            f" {temperature:g} it leaves {str(dtype).removeprefix('torch.')}"
         )
     return None
 

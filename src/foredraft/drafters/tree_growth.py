@@ -14,6 +14,7 @@ for all siblings of a position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from foredraft.core import coins
 from foredraft.core.acceptance import draw_from
 from foredraft.core.errors import ConfigError
 from foredraft.core.row_math import RowMath
-from foredraft.core.sampling import Row, failure
+from foredraft.core.sampling import Row
 from foredraft.core.truncation import WHOLE, truncate
 from foredraft.drafters.growth import Computed, Growth, Rows
 from foredraft.drafters.interface import Draft, DraftRequest
@@ -295,8 +296,8 @@ def _laws(rows: Sequence[Row], row_math: RowMath) -> list[Tensor | None]:
     cuts = [WHOLE if row.sampler.greedy else row.sampler.truncation for row in rows]
     laws, best = row_math.laws(adjusted, cuts)
     return [
-        None if failure(logits, top, row.history.num_output, cut.temperature) else law
-        for row, logits, cut, law, top in zip(rows, adjusted, cuts, laws, best, strict=True)
+        law if math.isfinite(float(logits[top]) / cut.temperature) else None
+        for logits, cut, law, top in zip(adjusted, cuts, laws, best, strict=True)
     ]
 
 

@@ -44,7 +44,7 @@ class _Emission:
 
     token: int
     origin: Origin
-    row: Tensor
+    row: int  # of the logits that the token came from
     logprobs: TokenLogprobs | None
 
 
@@ -268,11 +268,12 @@ class Engine:
             if outcome.error is None:
                 self.scheduler.pages.publish(request)
             commits.append(Commit.of(window, outcome, count))
-            kept = [emission.token for emission in emitted[:count]]
-            results.append(step_result(window, outcome, kept, tops))
+            if self.drafter is not None:
+                kept = [emission.token for emission in emitted[:count]]
+                results.append(step_result(window, outcome, kept, tops))
             if self._tap is not None:
                 taps += [
-                    partial(self._tap, request.id, first + i, emission.token, emission.row)
+                    partial(self._tap, request.id, first + i, emission.token, logits[emission.row])
                     for i, emission in enumerate(emitted[:count])
                 ]
             if request.stop is not None or outcome.error is not None:
@@ -292,10 +293,10 @@ class Engine:
         emissions = []
         # The row of a token is that of the node before it.
         for node, (token, origin) in zip((-1, *outcome.accepted), tokens, strict=False):
-            row = logits[window.root_logits + 1 + node]
-            logprobs = None
+            row, logprobs = window.root_logits + 1 + node, None
             if num_top is not None:
-                logprobs = token_logprobs(row, token, num_top, self.model.kernels.row_math)
+                row_math = self.model.kernels.row_math
+                logprobs = token_logprobs(logits[row], token, num_top, row_math)
             emissions.append(_Emission(token, origin, row, logprobs))
         return emissions
 

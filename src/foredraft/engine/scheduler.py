@@ -154,11 +154,12 @@ class Scheduler:
         """The policy's widths; of a request whose prompt is still being read, the width it would
         have if these requests all decoded.
         """
+        emitting = [request for request, chain in chains if chain == request.num_remaining]
+        reading = [request for request, chain in chains if chain != request.num_remaining]
         widths: dict[str, int] = {}
-        later = replace(load, num_rows=load.num_requests)
-        for emits, asked in ((True, load), (False, later)):
-            group = [r for r, chain in chains if (chain == r.num_remaining) == emits]
-            chosen = self.policy.widths(asked, [state_of(r) for r in group]) if group else []
+        for group in filter(None, (emitting, reading)):
+            asked = load if group is emitting else replace(load, num_rows=load.num_requests)
+            chosen = self.policy.widths(asked, [state_of(request) for request in group])
             widths |= zip((request.id for request in group), chosen, strict=True)
         return widths
 
@@ -166,16 +167,22 @@ class Scheduler:
         """Start waiting requests, in their order, as long as there are pages for all their tokens,
         the widest draft of their first step, and one more for each request that runs already, which
         will soon need it. What others have computed is shared: full pages as they are, a sibling's
-        last one as a copy.
+        last one as a copy. One that will share what is being computed waits for it, and the place
+        that it will run in with it.
         """
         admitted: list[Request] = []
+        held = 0
         for request in self.waiting:
-            if len(self.running) == self.config.max_num_seqs:
+            if len(self.running) + held == self.config.max_num_seqs:
                 break
             sibling = self._sibling(request)
             if sibling is not None and sibling.num_computed < sibling.num_prompt - 1:
-                continue  # its prompt is being computed: it will share that when it is done
+                held += 1
+                continue
             start = self.pages.start(request, sibling)
+            if sibling is None and self.pages.awaits(request, start, self.running):
+                held += 1
+                continue
             slots = request.num_tokens + self._first_width(request, start)
             if not self.pages.can_admit(start, slots, spare=len(self.running)):
                 break

@@ -192,14 +192,16 @@ def _answer(
         depth = window.draft.tree.depths[node] if node >= 0 else 0
         by_own_token = _by_own_token(window)
         if by_own_token and request.sampler.plain_argmax:
-            error = failure(logits[at], best[at], request.history.num_output + depth)
+            value = logits[at, best[at]].item()
+            error = failure(value, best[at], request.history.num_output + depth)
             replies[number] = best[at] if error is None else error
             continue
         position = request.num_tokens + depth
         history = _history(window, node)
         row = Row(request.sampler, logits[at], history, request.seed, position)
         rows[number] = row, by_own_token
-    replies |= zip(rows, answers(list(rows.values()), row_math), strict=True)
+    if rows:
+        replies |= zip(rows, answers(list(rows.values()), row_math), strict=True)
     return [
         BadRow(node, str(reply)) if isinstance(reply := replies[number], UserError) else reply
         for number, (_, node) in enumerate(asked)

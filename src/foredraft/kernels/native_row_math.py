@@ -16,6 +16,8 @@ from foredraft.core.truncation import Truncation
 
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 
+_DTYPES = (torch.float32, torch.float64)
+
 
 class NativeRowMath:
     """`RowMath` in C++: fixed orders of sums, no dependence on threads.
@@ -28,7 +30,7 @@ class NativeRowMath:
 
     def argmax_rows(self, rows: Tensor) -> list[int]:
         """See `RowMath`; `rows` `[R, V]` of float32 or float64."""
-        if not len(rows):
+        if not rows.shape[0]:
             return []
         ids: list[int] = self._runtime.argmax_rows(*_matrix(rows))
         return ids
@@ -106,21 +108,21 @@ def _sampled(
 
 def _matrix(rows: Tensor) -> tuple[int, int, int, bool]:
     """Address, rows, row length, whether float64. Raises ValueError for what cannot be read."""
-    if rows.dim() != 2 or not rows.is_contiguous():
+    shape, dtype = rows.shape, rows.dtype
+    fits = len(shape) == 2 and shape[1] and rows.is_contiguous() and rows.is_cpu
+    if not fits or dtype not in _DTYPES:
         raise _refusal("rows", rows)
-    _check([rows[0]], rows)
-    count, size = rows.shape
-    return rows.data_ptr(), count, size, rows.dtype is torch.float64
+    return rows.data_ptr(), shape[0], shape[1], dtype is torch.float64
 
 
-def _check(rows: Sequence[Tensor], shown: Tensor | None = None) -> None:
+def _check(rows: Sequence[Tensor]) -> None:
     """Raise ValueError unless the extension can read all of `rows` alike."""
     first = rows[0]
     for row in rows:
         fits = row.dim() == 1 and len(row) and row.is_contiguous() and row.is_cpu
-        known = row.dtype in (torch.float32, torch.float64)
-        if not fits or not known or row.dtype is not first.dtype or len(row) != len(first):
-            raise _refusal("a row", row if shown is None else shown)
+        alike = row.dtype is first.dtype and len(row) == len(first)
+        if not fits or not alike or row.dtype not in _DTYPES:
+            raise _refusal("a row", row)
 
 
 def _weights(weights: Tensor) -> tuple[int, int]:
