@@ -113,7 +113,9 @@ def taught(objective: Objective, rate: float, stated: float) -> Offers:
             accepted += 1
         tried = [Tried(i, stated, i < accepted) for i in range(min(4, accepted + 1))]
         draft = offer(range(-1, 3), [stated] * 4)
-        offers.add(Judged("r", "greedy", 4, 4, accepted, False, offer=draft, tried=tried))
+        offers.add(
+            Judged("r", "greedy", 4, 4, accepted, False, offer=draft, tried=tried), dear=True
+        )
         offers.add_seconds(0.02, 1)
     return offers
 

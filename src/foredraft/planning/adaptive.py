@@ -164,9 +164,10 @@ class AdaptivePolicy:
         if self._since_plain >= self._plain_every:
             self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
         self._since_plain = self._since_plain + 1 if record.num_draft_rows else 0
+        dear = self.costs.draft_ratio >= CHEAP
         for judged in record.requests:
             self._estimates.add(judged)
-            self._offers.add(judged)
+            self._offers.add(judged, dear=dear)
             if judged.asked and not judged.ended:
                 self._last_draft[judged.id] = self._num_steps
             if judged.drafted and not judged.ended:

@@ -62,15 +62,18 @@ class Offers:
         self._stated: list[tuple[float, float]] = []  # by depth: fading sums, stated and measured
         self.tell = False  # drafts state a confidence, and may be cut by it
 
-    def add(self, judged: Judged) -> None:
-        """Learn from one request's draft, and from one that was empty."""
+    def add(self, judged: Judged, *, dear: bool = False) -> None:
+        """Learn from one request's draft, and from one that was empty; of a `dear` drafter also
+        what its beliefs are worth, by which it is told when to stop.
+        """
         offer = judged.offer
         if offer is None:
             return
         if offer.parents:
             self.tell = offer.may_cut and offer.confidence is not None
         survival = self._calibration.survival(judged.id, judged.request_type, offer)
-        self._note_beliefs(offer, survival)
+        if dear:
+            self._note_beliefs(offer, survival)
         kind = known_type(self._types, judged.request_type)
         _of(self._types, kind, TYPE_MEMORY).add(survival)
         if not judged.ended:

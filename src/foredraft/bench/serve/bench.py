@@ -5,6 +5,7 @@ Knows how engines, prompts and a sweep fit together; knows no option and no term
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -82,6 +83,8 @@ async def bench_engines(
             if server.policy is not None:
                 costs.setdefault("calibrated", server.policy.costs.curve.as_json())
         reference = Reference(loaded)
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: collections need not look at it again and again
         measured = await Sweep(servers, prompts, settings, reference.pace).run(progress)
         for server in servers:
             server.check_drafter()
