@@ -20,7 +20,7 @@ RESULTS := benchmarks/results
 PAIRS := build/pairs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak fuzz check bench bench-serve certify plan-plots identity report picture sanitize clean
+.PHONY: help setup demo test soak fuzz check bench bench-serve bench-drafters bench-plan bench-agent certify plan-plots identity report picture sanitize clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -104,6 +104,27 @@ bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 40 minut
 	  --rounds 2 --output $(RESULTS)/serve-long-prompts.json
 	$(MAKE) report
 
+# Each as it is and with the adaptive policy, where that can choose less.
+FREE := ngram suffix recycling combined lookahead
+PAID := early_exit
+bench-drafters: setup  ## Measure every drafter that needs no training, by task (about 13 minutes, on a quiet machine)
+	$(DECODE) --limit-per-task 12 \
+	  $(foreach method,$(FREE),--speculative-config '{"method":"$(method)"}' \
+	    --speculative-config '{"method":"$(method)","policy":"adaptive"}') \
+	  $(foreach method,$(PAID),--speculative-config '{"method":"$(method)","num_speculative_tokens":2}' \
+	    --speculative-config '{"method":"$(method)","num_speculative_tokens":2,"policy":"adaptive"}') \
+	  --output $(RESULTS)/decode-drafters.json
+	$(MAKE) report
+
+bench-plan: setup  ## Plan on the benchmark prompts and run ten configurations against the prediction (about 5 minutes)
+	$(FOREDRAFT) plan $(MODEL) --workload $(PROMPTS) --dtype bfloat16 --recalibrate --check 10 \
+	  --output $(RESULTS)/plan.json --plot docs/planning/workload.svg
+	$(MAKE) report
+
+bench-agent: setup  ## Replay an agent loop with the suffix drafter (about 5 minutes)
+	$(BIN)/python benchmarks/agent_loop.py $(MODEL) --output $(RESULTS)/agent-loop.json
+	$(MAKE) report
+
 EXPORTED := {"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":4}
 certify: setup  ## Certify two pairs, plant faults that must be found, and show the power (about 20 minutes)
 	$(FOREDRAFT) export $(MODEL) $(PAIRS)/8 --layers 8 --force
@@ -125,8 +146,10 @@ plan-plots: setup  ## Draw docs/planning/*.svg: what data sheets promise
 identity: setup  ## Compare tokens and logits with plain decoding's, on all prompts
 	$(FOREDRAFT) bench identity $(MODEL) --workload $(PROMPTS) --output $(RESULTS)/identity.json
 
-report: setup  ## Write the README's table of figures from benchmarks/results
+DRAFTERS := $(RESULTS)/decode-drafters.json
+report: setup  ## Write the figures of the README and of docs/drafters from benchmarks/results
 	$(BIN)/python -m foredraft.bench.report README.md $(RESULTS)
+	test ! -e $(DRAFTERS) || $(BIN)/python -m foredraft.bench.report docs/drafters/README.md $(DRAFTERS)
 
 picture: setup  ## Run the demo and draw its terminal output into docs/demo.svg
 	$(BIN)/python docs/draw_demo.py docs/demo.svg $(MODEL)

@@ -124,3 +124,48 @@ def test_serving_and_its_simulation_are_tabulated(tmp_path: Path) -> None:
     assert "1 prompts made 2000 tokens long" in figures(tmp_path)
     assert "| 4 | 2 | 0 | +1% | -4% |" in text
     assert "100% of the points within 10%; best widths agree at 50% of the loads" in text
+
+
+def test_drafters_have_a_page_with_a_table_a_task(tmp_path: Path) -> None:
+    task = {
+        "prompts": 3, "tokens_per_second": 99.0, "speedup": 1.8, "mean_acceptance_length": 2.5,
+        "acceptance_by_position": [0.75, 0.5],
+        "step_ms": {"drafter": 0.12, "target": 6.0, "rest": 0.3},
+    }  # fmt: skip
+    config = {"method": "suffix", "num_speculative_tokens": 4, "policy": "adaptive", "x": 1}
+    run = {**RUN, "speculative_config": config, "per_task": {"edit": task}}
+    plain = {**run, "speculative_config": None}
+    result = tmp_path / "decode-drafters.json"
+    result.write_text(json.dumps({**DECODE, "runs": [plain, run]}))
+    page = tmp_path / "README.md"
+    page.write_text(f"{BEGIN}\n{END}")
+    assert update(page, result) is True
+    text = page.read_text()
+    line = "| suffix, K=4, adaptive, x=1 | 99.0 | 1.80x | 2.50 | 75% | 50% | - | - | 0.12 | 6.00 |"
+    assert line in text
+    assert "**edit**, 3 prompts" in text
+    assert "| plain | 1.00x | 1.80x | yes |" in text
+
+
+def test_a_plan_and_an_agent_loop_have_their_tables(tmp_path: Path) -> None:
+    checked = {
+        "label": "ngram K=4", "predicted": 1.7, "measured": 1.6, "error": 0.0625,
+        "tokens": {"predicted": 1.81, "measured": 1.82}, "identical_to_plain": True,
+    }  # fmt: skip
+    check = {"configs": [checked], "num_close": 1, "close": 0.1, "repeats": 3}
+    (tmp_path / "plan.json").write_text(json.dumps({**DECODE, "kind": "plan", "check": check}))
+    ran = {
+        "label": "suffix", "tokens_per_second": 300.0, "speedup": 5.0, "share_of_ceiling": 0.8,
+        "mean_acceptance_length": 7.5, "identical_to_plain": True,
+    }  # fmt: skip
+    loop = {
+        **DECODE, "kind": "agent-loop", "turns": 20, "context": 800, "runs": [ran],
+        "ceiling": {"num_speculative_tokens": 8, "speedup": 6.25},
+        "plain_tokens_per_second": 60.0,
+    }  # fmt: skip
+    (tmp_path / "agent-loop.json").write_text(json.dumps(loop))
+    text = figures(tmp_path)
+    assert "| ngram K=4 | 1.70x | 1.60x | +6% | 1.81 | 1.82 | yes |" in text
+    assert "1 of 1 are within 10%" in text
+    assert "| suffix | 300.0 | 5.00x | 80% | 7.50 | yes |" in text
+    assert "6.25, at K = 8" in text

@@ -37,6 +37,11 @@ def test_speed_is_tokens_over_seconds_of_decoding() -> None:
     assert figures["speedup"] == pytest.approx(6 / 4.5)
     assert figures["per_task"]["chat"]["speedup"] == pytest.approx(1.0)
     assert figures["per_task"]["edit"]["speedup"] == pytest.approx(1.6)
+    for each in figures["per_task"].values():
+        cost = each["mean_step_cost"]
+        assert cost is not None
+        assert cost > 0
+        assert len(each["acceptance_by_position"]) <= len(figures["acceptance_by_position"])
 
 
 def test_speedup_is_emitted_tokens_over_step_cost() -> None:

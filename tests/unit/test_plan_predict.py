@@ -60,6 +60,17 @@ def test_the_drafters_time_and_the_rest_count() -> None:
     assert found.step_cost == pytest.approx((1.0 + 0.5 + 0.25 * 2 + 1.0) / 2.0)
 
 
+def test_a_drafter_that_runs_a_model_is_shared_and_may_change_what_passes_cost() -> None:
+    curve = CostCurve((1, 64), (1.0, 1.0))
+    alone = Drafting(HALF, Line(0.5), NOTHING)
+    together = Drafting(HALF, Line(0.5), NOTHING, shared=True, pass_factor=0.5)
+    machine = Machine(curve, 0.0)
+    assert predict(alone, machine, 4, 3).step_cost == pytest.approx(1.0 + 3 * 0.5)
+    # One in eight steps of three requests finds nothing and is a plain pass.
+    cost = 0.5 + 0.5 * 7 / 8 + 1 / 8
+    assert predict(together, machine, 4, 3).step_cost == pytest.approx(cost)
+
+
 def test_several_requests_draft_independently() -> None:
     found = predict(Drafting(HALF, NOTHING, NOTHING), Machine(DEAR, 0.0), 4, requests=2)
     assert found.step_cost == pytest.approx((2 + 4) / 2)  # the costs are linear: the mean will do

@@ -204,23 +204,19 @@ def _measure(
 ) -> list[Run]:
     """Every configuration and every peer on each prompt in turn, the plain one first."""
     configs: list[Mapping[str, Any] | None] = [None, *settings.configs]
-    engines = [
-        LLM(loaded, speculative_config=config, max_num_seqs=1, **settings.engine)
-        for config in configs
-    ]
+    engines = _engines(loaded, prompts, settings)
     runs = [Run(label_of(llm.method, c), c) for llm, c in zip(engines, configs, strict=True)]
-    pairs = list(zip(engines, runs, strict=True))
     params = SamplingParams(
         max_tokens=settings.max_tokens, temperature=0.0, ignore_eos=settings.ignore_eos
     )
-    warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
-    for engine in engines:
-        engine.generate([list(next(iter(prompts.values())))], warm_up)
     total, done = len(prompts) * settings.repeats, 0
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(_start(name, loaded, settings)) for name in settings.peers]
         peer_runs: dict[str, Run] = {}
         for repeat in range(settings.repeats):
+            if repeat:  # what remembers responses must not meet them again
+                engines = _engines(loaded, prompts, settings)
+            pairs = list(zip(engines, runs, strict=True))
             for number, (prompt_id, ids) in enumerate(prompts.items()):
                 limit.measure()
                 forward = (repeat + number) % 2 == 0
@@ -241,6 +237,23 @@ def _measure(
                 done += 1
                 progress("decode", done, total)
     return [*runs, *peer_runs.values()]
+
+
+def _engines(
+    loaded: LoadedModel, prompts: Mapping[str, Sequence[int]], settings: DecodeSettings
+) -> list[LLM]:
+    """One of each configuration, plain decoding first, each warmed up by a prompt of its own: a
+    drafter learns from it.
+    """
+    warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
+    prompt = list(next(iter(prompts.values())))[:WARM_UP_TOKENS]
+    engines = [
+        LLM(loaded, speculative_config=config, max_num_seqs=1, **settings.engine)
+        for config in (None, *settings.configs)
+    ]
+    for engine in engines:
+        engine.generate([prompt], warm_up)
+    return engines
 
 
 def _start(name: str, loaded: LoadedModel, settings: DecodeSettings) -> Peer:

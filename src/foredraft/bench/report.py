@@ -1,22 +1,24 @@
 """The README's table of measured figures, written from the result files and from nothing else.
 
-`python -m foredraft.bench.report README.md benchmarks/results`. Knows the form of results; knows
-nothing of measuring.
+`python -m foredraft.bench.report README.md benchmarks/results`, and of the drafters' page, from one
+result: `... docs/drafters/README.md benchmarks/results/decode-drafters.json`. Knows the form of
+results; knows nothing of measuring.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from foredraft.bench.drafters_page import drafters_page
+from foredraft.bench.markdown import Result, median, number, section, table, times
+from foredraft.bench.plan_report import agent_loop, plan
 
 BEGIN = "<!-- figures: begin (written by `make report`; do not edit) -->"
 END = "<!-- figures: end -->"
 ROWS_SHOWN = (1, 4, 256)
-
-Result = Mapping[str, Any]
 
 
 def figures(results: Path) -> str:
@@ -30,8 +32,8 @@ def figures(results: Path) -> str:
                 f"result of kind {result.get('kind')!r}; valid are {', '.join(SECTIONS)}"
             )
     sections = [
-        section(result)
-        for kind, section in SECTIONS.items()
+        render(result)
+        for kind, render in SECTIONS.items()
         for result in loaded
         if result["kind"] == kind
     ]
@@ -43,13 +45,18 @@ def figures(results: Path) -> str:
 
 
 def update(page: Path, results: Path) -> bool:
-    """Rewrite a page between its markers; True if it changed. ValueError if it has none."""
+    """Rewrite a page between its markers, with all results of a folder or the drafters of one
+    result; True if it changed. ValueError if it has none.
+    """
     text = page.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} lacks the markers {BEGIN} and {END}")
-    new = f"{before}{BEGIN}\n\n{figures(results)}\n\n{END}{after}"
+    shown = (
+        figures(results) if results.is_dir() else drafters_page(json.loads(results.read_bytes()))
+    )
+    new = f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}"
     page.write_text(new, encoding="utf-8")
     return new != text
 
@@ -61,10 +68,10 @@ def _decode(result: Result) -> str:
         [
             run["label"],
             f"{run['tokens_per_second']:.1f}",
-            _times(run["speedup"]),
-            _number(run["mean_acceptance_length"]) if not run["peer"] else "-",
-            _number(run["mean_step_cost"]) if not run["peer"] else "-",
-            *(_times(run["per_task"][task]["speedup"]) for task in tasks),
+            times(run["speedup"]),
+            number(run["mean_acceptance_length"]) if not run["peer"] else "-",
+            number(run["mean_step_cost"]) if not run["peer"] else "-",
+            *(times(run["per_task"][task]["speedup"]) for task in tasks),
             "yes" if run["identical_to_plain"] else "no",
         ]
         for run in result["runs"]
@@ -86,7 +93,7 @@ def _decode(result: Result) -> str:
         words.append(
             f"Reading the weights once a token allows {limit:.1f} tokens/s of plain decoding here."
         )
-    return _section(" ".join(words), heading, rows, result)
+    return section(" ".join(words), heading, rows, result)
 
 
 def _kernels(result: Result) -> str:
@@ -127,7 +134,7 @@ def _kernels(result: Result) -> str:
             )
     heading = ["format", "N x K", "1 row", "of bandwidth", "4 rows", "4 / 1", "torch, 4 rows"]
     heading += ["256 rows", "torch, 256 rows"]
-    return f"{_section(words, heading, rows, result)}\n\n{_passes(result)}"
+    return f"{section(words, heading, rows, result)}\n\n{_passes(result)}"
 
 
 def _passes(result: Result) -> str:
@@ -144,7 +151,7 @@ def _passes(result: Result) -> str:
         f"{rows} row{'s' if rows > 1 else ''}, context {context}" for rows, context in columns
     ]
     rows = [[*key, *(f"{times[each]:.1f}" for each in columns)] for key, times in lines.items()]
-    return f"A whole pass of the model, in milliseconds:\n\n{_table(heading, rows)}"
+    return f"A whole pass of the model, in milliseconds:\n\n{table(heading, rows)}"
 
 
 def _identity(result: Result) -> str:
@@ -163,7 +170,7 @@ def _identity(result: Result) -> str:
         f"{result['dtype']}, {result['kernels']} kernels, token ids and a hash of the logits "
         "behind each committed token."
     )
-    return _section(words, ["check", "prompts", "tokens", "logits", "result"], rows, result)
+    return section(words, ["check", "prompts", "tokens", "logits", "result"], rows, result)
 
 
 def _serve(result: Result) -> str:
@@ -183,9 +190,9 @@ def _serve(result: Result) -> str:
             [
                 str(load),
                 *(f"{each['tokens_per_second']:.0f}" for each in list(here.values())[:1]),
-                "-" if best is None else f"{_median(ratios[best]['over_plain'])} ({best})",
+                "-" if best is None else f"{median(ratios[best]['over_plain'])} ({best})",
                 *(
-                    f"{_median(ratios[label]['over_plain'])}, {_width(here[label], result)}"
+                    f"{median(ratios[label]['over_plain'])}, {_width(here[label], result)}"
                     for label in policies
                 ),
                 *(f"{here[label]['itl_ms']['p99']:.0f}" for label in (next(iter(here)), *policies)),
@@ -202,7 +209,7 @@ def _serve(result: Result) -> str:
         "run, prompts read in between; speeds over plain decoding are medians of "
         f"{result['rounds']} rounds, each on the same requests."
     )
-    return _section(words, heading, rows, result)
+    return section(words, heading, rows, result)
 
 
 def _width(point: Result, result: Result) -> str:
@@ -232,7 +239,7 @@ def _simulated(result: Result) -> str:
         f"**The simulator** beside that, {result['model']}: {result['near_share']:.0%} of the "
         f"points within 10%; best widths agree at {result['agree_share']:.0%} of the loads."
     )
-    return _section(words, heading, rows, result)
+    return section(words, heading, rows, result)
 
 
 SECTIONS: dict[str, Callable[[Result], str]] = {
@@ -241,41 +248,15 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "identity": _identity,
     "serve": _serve,
     "simulated": _simulated,
+    "plan": plan,
+    "agent-loop": agent_loop,
 }
-
-
-def _section(
-    words: str, heading: Sequence[str], rows: Iterable[Sequence[str]], result: Result
-) -> str:
-    machine, versions = result["machine"], result["versions"]
-    source = (
-        f"{machine['cpu']}, {machine['cores']} cores, torch {versions.get('torch', '?')}, revision "
-        f"{result['revision']}, {result['date'][:10]}: `{' '.join(result['arguments'])}`"
-    )
-    return f"{words}\n\n{_table(heading, rows)}\n\n<sub>{source}</sub>"
-
-
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _median(ratios: Mapping[str, float] | None) -> str:
-    return "-" if ratios is None else f"{ratios['p50']:.2f}x"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
 
 
 def main() -> int:
     """Update one page; says what it did on stderr."""
     if len(sys.argv) != 3:
-        sys.stderr.write("usage: python -m foredraft.bench.report README.md benchmarks/results\n")
+        sys.stderr.write("usage: python -m foredraft.bench.report PAGE.md RESULTS\n")
         return 2
     changed = update(Path(sys.argv[1]), Path(sys.argv[2]))
     sys.stderr.write(f"{sys.argv[1]} {'updated' if changed else 'is up to date'}\n")

@@ -157,6 +157,12 @@ def _task_figures(run: Run, plain: Run, ids: Sequence[str]) -> dict[str, Any]:
         "tokens_per_second": _rate(pairs),
         **_speedup(run, plain, ids),
         "mean_acceptance_length": _acceptance_length(samples),
+        "acceptance_by_position": _by_position(samples),
+        "mean_step_cost": _ratio(
+            _cost({key: run.samples[key] for key in ids}),
+            _cost({key: plain.samples[key] for key in ids}),
+        ),
+        "step_ms": _step_ms(samples),
     }
 
 

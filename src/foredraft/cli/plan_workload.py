@@ -28,7 +28,6 @@ from foredraft.core.errors import UserError
 PANEL = "With a model"
 MOST_REQUESTS = 256
 DEFAULT_LOADS = "1,2,4,8,16,32"
-DEFAULT_MAX_DRAFT = 8
 
 
 def _workload(*names: str, words: str, value: str | None = "N", **more: Any) -> Any:
@@ -131,7 +130,7 @@ def plan_workload(
         at_hand=not options.only_given,
         prompts=options.prompts,
         max_tokens=options.max_tokens,
-        max_draft=DEFAULT_MAX_DRAFT if max_draft is None else max_draft,
+        max_draft=max_draft,
         loads=loads,
         checks=options.check,
         repeats=options.repeats,

@@ -34,6 +34,7 @@ from foredraft.bench.provenance import provenance
 from foredraft.bench.workload import Item
 from foredraft.core.errors import ConfigError
 from foredraft.drafters.catalog import BUILT_IN, build_drafter
+from foredraft.drafters.interface import Capabilities
 from foredraft.engine.calibration import cost_curve
 from foredraft.engine.config import POLICY_KEYS, SpeculativeConfig
 from foredraft.engine.memory import choose_cache_dtype
@@ -41,6 +42,7 @@ from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel
 
 LOADS = (1, 2, 4, 8, 16, 32)
+MAX_DRAFT = 8
 NARROW = 1  # draft nodes of the second, shorter run, which tells what each further node takes
 NARROW_SHARE = 3  # one prompt in so many
 CLOSE = 0.1  # a prediction that is so near to what is measured is right
@@ -54,7 +56,7 @@ class PlanSettings:
     at_hand: bool = True
     prompts: int = 10
     max_tokens: int = 96
-    max_draft: int = 8
+    max_draft: int | None = None  # None: 8, or what a drafter wants if that is more
     loads: Sequence[int] = LOADS
     checks: int = 1
     repeats: int = 3  # of every check
@@ -67,7 +69,7 @@ class _Measured:
     """One drafter's wide run and its narrow one."""
 
     config: Mapping[str, Any]
-    tree: bool  # it may propose siblings
+    capabilities: Capabilities
     width: int  # the widest draft
     texts: list[Text] = field(default_factory=list)
     wide: Spent = field(default_factory=Spent)
@@ -111,7 +113,7 @@ def plan_workload(
         "verify_cost": verify_cost(machine, positions, max(each.width for each in measured)),
         "loads": list(settings.loads),
         "drafters": [
-            described(candidate, each.tree, each.width, machine, positions)
+            described(candidate, each.capabilities.tree, each.width, machine, positions)
             for each, candidate in zip(measured, candidates, strict=True)
         ],
         "recommendation": advice,
@@ -208,7 +210,8 @@ def _drafter(loaded: LoadedModel, config: Mapping[str, Any], settings: PlanSetti
             f"num_speculative_tokens must be 1 or more to plan for {parsed.method!r}, got {wanted}"
         )
     fixed = {key: value for key, value in config.items() if key not in POLICY_KEYS}
-    return _Measured(fixed, built.drafter.capabilities.tree, wanted or settings.max_draft)
+    width = wanted or settings.max_draft or max(MAX_DRAFT, built.num_speculative_tokens)
+    return _Measured(fixed, built.drafter.capabilities, width)
 
 
 def _measure(
@@ -255,6 +258,8 @@ def _candidate(each: _Measured, machine: Machine, loads: Sequence[int]) -> Candi
         each.texts,
         _line(narrow, wide, "drafter"),
         _line(narrow, wide, "rest"),
+        each.capabilities.costs_passes,
+        _pass_factor(each, machine) if each.capabilities.costs_passes else 1.0,
     )
     widths = [each.width] if drafting.own_rows else range(1, each.width + 1)
     predictions = {
@@ -269,7 +274,14 @@ def _line(narrow: Spent, wide: Spent, part: str) -> Line:
     return Line.through((few, narrow.mean(part)), (many, wide.mean(part)))
 
 
+def _pass_factor(each: _Measured, machine: Machine) -> float:
+    steps = [step for step in (*each.wide.steps, *each.narrow.steps) if step.nodes]
+    costs = sum(machine.pass_seconds(step.rows, step.positions) for step in steps)
+    return len(steps) * Spent(steps).mean("target") / costs if steps else 1.0
+
+
 def _passes(plain: Spent, measured: Sequence[_Measured]) -> Passes:
-    """Of all runs together."""
-    spent = [plain, *(each.wide for each in measured), *(each.narrow for each in measured)]
+    """Of all runs together, but for drafters that may do a part of them."""
+    cheap = [each for each in measured if not each.capabilities.costs_passes]
+    spent = [plain, *(each.wide for each in cheap), *(each.narrow for each in cheap)]
     return Spent([step for each in spent for step in each.steps]).passes()

@@ -18,8 +18,6 @@ from foredraft.bench.plan.replay import ReplayedStep, replay
 from foredraft.bench.plan.trace import Text
 from foredraft.planning.cost import CostCurve
 
-# A drafter whose token costs more than this share of a plain pass runs a model: requests share it.
-MODEL_SHARE = 0.02
 ENOUGH = 8  # passes of so many rows, to believe their seconds
 
 Passes = Mapping[int, tuple[int, float, float]]  # by rows: how many, mean positions, mean seconds
@@ -112,6 +110,10 @@ class Drafting:
     texts: Sequence[Text]
     drafter: Line
     rest: Line
+    shared: bool = False  # it runs a model, which requests share; else they are drafted for in turn
+    # What its passes took / what passes over as many rows cost. Not 1 where it has done a part of
+    # them, or where its own model has driven the target's out of the caches.
+    pass_factor: float = 1.0
 
     @property
     def own_rows(self) -> bool:
@@ -142,16 +144,26 @@ def predict(drafting: Drafting, machine: Machine, width: int, requests: int = 1)
     beside = _drafter_seconds(drafting, machine, nodes, requests) if width else 0.0
     beside += requests * (drafting.rest.at(nodes) if width else machine.plain_rest)
     if requests == 1:
-        passes = fmean(machine.pass_seconds(step.rows, step.position) for step in steps)
+        passes = fmean(
+            _factor(drafting, step.rows, 1) * machine.pass_seconds(step.rows, step.position)
+            for step in steps
+        )
         plain = _plain_seconds(drafting, machine)
     else:
         positions = fmean(step.position for step in steps)
         passes = sum(
-            share * machine.pass_seconds(rows, positions, requests)
+            share
+            * _factor(drafting, rows, requests)
+            * machine.pass_seconds(rows, positions, requests)
             for rows, share in _rows_together(steps, requests).items()
         )
         plain = machine.plain_seconds(positions, requests)
     return Prediction(width, requests, tokens, (passes + beside) / plain)
+
+
+def _factor(drafting: Drafting, rows: int, requests: int) -> float:
+    """A step that finds nothing is a plain pass."""
+    return drafting.pass_factor if rows > requests else 1.0
 
 
 def _plain_seconds(drafting: Drafting, machine: Machine) -> float:
@@ -161,10 +173,9 @@ def _plain_seconds(drafting: Drafting, machine: Machine) -> float:
 
 
 def _drafter_seconds(drafting: Drafting, machine: Machine, nodes: float, requests: int) -> float:
-    """Requests are looked up one by one, but read by a model together."""
-    shared = drafting.drafter.slope > MODEL_SHARE * machine.curve.of_rows(1)
+    """Of one step."""
     curve = machine.curve
-    factor = curve.of_rows(requests) / curve.of_rows(1) if shared else requests
+    factor = curve.of_rows(requests) / curve.of_rows(1) if drafting.shared else requests
     return drafting.drafter.at(nodes) * factor
 
 
