@@ -18,6 +18,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Drafter
 
 BUILT_IN: Mapping[str, str] = {
+    "cascade": "foredraft.drafters.cascade:CascadeDrafter",
     "combined": "foredraft.drafters.combined:CombinedDrafter",
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "early_exit": "foredraft.drafters.early_exit:EarlyExitDrafter",

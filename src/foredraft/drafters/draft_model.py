@@ -114,6 +114,8 @@ class DraftModelDrafter:
         asking = [each for each, part in zip(growths, parts, strict=True) if part.wanted]
         if asking:
             self._grower.grow(asking, logits, self.loaded.model.kernels.row_math)
+            for each in asking:
+                self._computed[each.request.id] = each.computed
 
     def _run(self, parts: Sequence[Rows], cache: KVCache) -> Tensor:
         """The logits `[R, V]` of the rows that the parts want, end to end."""

@@ -91,7 +91,7 @@ def draw(
     if chains and all(chain.request.sampler.plain_argmax for chain in chains):
         best = list(row_math.argmax_rows(logits))
         for chain, row, token in zip(chains, logits, best, strict=True):
-            _keep(chain, token, row, row_math)
+            keep(chain, token, row, row_math)
         return list(best)
     rows = [chain.row(each) for chain, each in zip(chains, logits, strict=True)]
     own = [
@@ -124,13 +124,15 @@ def _kept(
         return token
     if isinstance(answer, int):
         adjusted = row.adjusted() if chain.rates_tokens else row.logits
-        _keep(chain, answer, adjusted, row_math)
+        keep(chain, answer, adjusted, row_math)
         return answer
     return None  # the target will say the same of a row without tokens, or not
 
 
-def _keep(chain: DrawnChain, token: int, logits: Tensor, row_math: RowMath) -> None:
-    """Append a token that is the best of `logits` `[V]`, or of them and noise."""
+def keep(chain: DrawnChain, token: int, logits: Tensor, row_math: RowMath) -> None:
+    """Append a token that is the best of `logits` `[V]`, after the request's processors up to the
+    penalties, or of them and noise.
+    """
     if chain.rates_tokens:
         temperature = chain.request.sampler.truncation.temperature
         logarithm = row_math.log_softmax(logits / temperature)[token]
