@@ -24,6 +24,8 @@ from hypothesis.stateful import (
 )
 
 from foredraft import LLM, Draft, RequestOptions, SamplingParams
+from foredraft.drafters.cascade import CascadeDrafter
+from foredraft.drafters.combined import CombinedDrafter
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.request import Request
 from foredraft.models.decoder import cache_shape
@@ -84,31 +86,55 @@ def scripted(kind: str, oracle: OracleDrafter) -> Any:
 
 KINDS = (
     "oracle", "wrong at 0", "wrong at 2", "liar", "empty", "repeat", "slow", "failing", "tree",
-    "draft model",
+    "draft model", "model tree", "drawn tree", "cascade", "combined",
 )  # fmt: skip
 
 
 class Routing:
-    """Each request drafted for by its own drafter; those of the draft model together."""
+    """Each request drafted for by its own drafter; those that many share are asked together.
+
+    The draft models are one model: what one has left in a request's pages, another reads.
+    """
 
     def __init__(self) -> None:
-        self.model = DraftModelDrafter(DRAFT, TARGET)
-        self.capabilities = replace(self.model.capabilities, tree=True)
+        lookup = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_num_matches": 2}
+        free = [lookup, {"method": "suffix"}, {"method": "recycling", "recycling_top_k": 2}]
+        self.models = {
+            "draft model": DraftModelDrafter(DRAFT, TARGET),
+            "model tree": DraftModelDrafter(DRAFT, TARGET, draft_tree="top_k"),
+            "drawn tree": DraftModelDrafter(DRAFT, TARGET, draft_tree="sampled"),
+            "cascade": CascadeDrafter(DRAFT, lookup, TARGET),
+        }
+        self.combined = CombinedDrafter(TARGET, free, "merge")
+        self.shared: dict[str, Any] = {**self.models, "combined": self.combined}
+        own = self.models["draft model"].capabilities
+        self.capabilities = replace(own, tree=True, top_ids=self.combined.capabilities.top_ids)
         self.by_id: dict[str, Any] = {}
 
     def propose(self, requests: Any) -> list[Draft]:
-        of_model = [r for r in requests if self.by_id[r.id] is self.model]
-        drafts = {r.id: d for r, d in zip(of_model, self.model.propose(of_model), strict=True)}
+        drafts: dict[str, Draft] = {}
+        for drafter in self.shared.values():
+            asked = [r for r in requests if self.by_id[r.id] is drafter]
+            drafts |= {r.id: d for r, d in zip(asked, drafter.propose(asked), strict=True)}
         for request in requests:
             if request.id not in drafts:
                 drafts[request.id] = self.by_id[request.id].propose([request])[0]
         return [drafts[r.id] for r in requests]
 
     def observe(self, results: Any) -> None:
-        self.model.observe(results)
+        for drafter in self.shared.values():
+            drafter.observe(results)
 
     def release(self, request_id: str) -> None:
-        self.model.release(request_id)
+        for drafter in self.shared.values():
+            drafter.release(request_id)
+
+    def is_empty(self) -> bool:
+        """Whether nothing is kept of any request."""
+        members = self.combined.members
+        return not any(model._computed for model in self.models.values()) and not any(
+            member._nodes.num_expected for member in members
+        )
 
 
 class Widths(StaticPolicy):
@@ -217,7 +243,7 @@ class EngineLife(RuleBasedStateMachine):
         group = self.llm._make(prompt, params, RequestOptions(cache_salt=salt))
         for request, kind, alone in zip(group.requests, kinds, solo.outputs, strict=False):
             oracle = OracleDrafter({tuple(prompt): list(alone.token_ids)})
-            chosen = self.drafter.model if kind == "draft model" else scripted(kind, oracle)
+            chosen = self.drafter.shared.get(kind) or scripted(kind, oracle)
             self.drafter.by_id[request.id] = chosen
         self.llm._add(group)
         self.groups.append((group, solo, set()))
@@ -288,7 +314,7 @@ class EngineLife(RuleBasedStateMachine):
         EngineLife.found += self.engine.scheduler.prefix_hit_tokens
         self.engine.reset_prefix_cache()
         assert self.engine.pool.num_free == self.engine.pool.num_pages
-        assert not self.drafter.model._computed
+        assert self.drafter.is_empty()
         for group, solo, aborted in self.groups:
             self.compare(group, solo, aborted)
 
