@@ -287,7 +287,7 @@ def test_steps_add_up() -> None:
     assert counts.steps == 5
     assert counts.seconds == 4 * 0.75 + 1.0
     assert counts.deciding == 4
-    assert counts.undrafted_share == 1 / 4
+    assert counts.undrafted_share == 2 / 4  # asked and found nothing: nothing was verified
     assert counts.width == 7 / 6
     assert counts.mean_acceptance_length == 1 + 2 / 2
     assert counts.acceptance == [2 / 2, 0 / 1]

@@ -80,7 +80,7 @@ class StepCounts:
     seconds: float = 0.0  # of whole steps
     drafter_seconds: float = 0.0
     deciding: int = 0  # steps in which a request could have had a draft
-    undrafted: int = 0  # ... and none was asked for one
+    undrafted: int = 0  # ... and no draft token was verified
     chances: int = 0  # requests that could have had a draft, over all steps
     asked: int = 0  # draft tokens
     drafts: int = 0
@@ -97,7 +97,7 @@ class StepCounts:
         self.drafter_seconds += record.drafter_seconds
         if record.requests:
             self.deciding += 1
-            self.undrafted += not any(judged.speculates for judged in record.requests)
+            self.undrafted += not any(judged.drafted for judged in record.requests)
         for judged in record.requests:
             self._add(judged)
 
@@ -140,7 +140,9 @@ class StepCounts:
 
     @property
     def undrafted_share(self) -> float:
-        """Steps of width 0, of those that could have drafted."""
+        """Steps of width 0, of those that could have drafted: no draft token was verified, because
+        none was asked for, found, or worth its row.
+        """
         return self.undrafted / self.deciding if self.deciding else 1.0
 
     @property
