@@ -16,6 +16,10 @@ from foredraft.core.errors import IntegrityError
 from foredraft.engine.config import EngineConfig
 from foredraft.engine.request import Request
 
+# Tokens, found computed instead of computed anew, for which a request may start a step later: they
+# take longer than a step of decoding wherever rows cost time.
+WORTH_WAITING = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -68,6 +72,24 @@ class PageTables:
         most = (request.num_tokens - 1) // size
         hit = self.prefixes.match(request.cache_salt, request.tokens, most)
         return Start(len(hit.pages) * size, hit.num_drafted * size, hit.pages, node=hit.node)
+
+    def awaits(self, request: Request, start: Start, running: Iterable[Request]) -> bool:
+        """Whether one of `running` is about to compute so much of what follows `start` that it is
+        worth a step's wait. Nobody waits for long: who computes that goes on, or is there no more.
+        """
+        if not self.config.enable_prefix_caching or request.params.prompt_logprobs is not None:
+            return False
+        size = self.config.page_size
+        end = start.num_computed + self.config.pages_for(WORTH_WAITING) * size
+        if end >= request.num_tokens:
+            return False
+        wanted = request.tokens[:end]
+        return any(
+            other.num_computed < end <= other.num_tokens
+            and other.cache_salt == request.cache_salt
+            and other.tokens[:end] == wanted
+            for other in running
+        )
 
     def can_admit(self, start: Start, num_slots: int, spare: int) -> bool:
         """Whether a request can have `num_slots` slots, with `spare` pages left for others."""
