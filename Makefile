@@ -16,6 +16,7 @@ FOREDRAFT := $(BIN)/foredraft
 MODEL ?= smollm2-135m
 PROMPTS := benchmarks/data/bench.jsonl
 RESULTS := benchmarks/results
+DRAFTERS := $(RESULTS)/decode-drafters.json
 # The model's own first layers, as draft models of it.
 PAIRS := build/pairs
 
@@ -104,16 +105,15 @@ bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 40 minut
 	  --rounds 2 --output $(RESULTS)/serve-long-prompts.json
 	$(MAKE) report
 
-# Each as it is and with the adaptive policy, where that can choose less.
-FREE := ngram suffix recycling combined lookahead
-PAID := early_exit
+# Each as it is and with the adaptive policy, which may draft less.
+FREE := {"method":"ngram" {"method":"suffix" {"method":"recycling" {"method":"combined" {"method":"lookahead"
+PAID := {"method":"early_exit","num_speculative_tokens":2 \
+  {"method":"cascade","model":"$(PAIRS)/8","drafter":{"method":"suffix"},"num_speculative_tokens":4
 bench-drafters: setup  ## Measure every drafter that needs no training, by task (about 13 minutes, on a quiet machine)
-	$(DECODE) --limit-per-task 12 \
-	  $(foreach method,$(FREE),--speculative-config '{"method":"$(method)"}' \
-	    --speculative-config '{"method":"$(method)","policy":"adaptive"}') \
-	  $(foreach method,$(PAID),--speculative-config '{"method":"$(method)","num_speculative_tokens":2}' \
-	    --speculative-config '{"method":"$(method)","num_speculative_tokens":2,"policy":"adaptive"}') \
-	  --output $(RESULTS)/decode-drafters.json
+	$(FOREDRAFT) export $(MODEL) $(PAIRS)/8 --layers 8 --force
+	$(DECODE) --limit-per-task 10 \
+	  $(foreach config,$(FREE) $(PAID),--speculative-config '$(config)}' --speculative-config '$(config),"policy":"adaptive"}') \
+	  --output $(DRAFTERS)
 	$(MAKE) report
 
 bench-plan: setup  ## Plan on the benchmark prompts and run ten configurations against the prediction (about 5 minutes)
@@ -146,7 +146,6 @@ plan-plots: setup  ## Draw docs/planning/*.svg: what data sheets promise
 identity: setup  ## Compare tokens and logits with plain decoding's, on all prompts
 	$(FOREDRAFT) bench identity $(MODEL) --workload $(PROMPTS) --output $(RESULTS)/identity.json
 
-DRAFTERS := $(RESULTS)/decode-drafters.json
 report: setup  ## Write the figures of the README and of docs/drafters from benchmarks/results
 	$(BIN)/python -m foredraft.bench.report README.md $(RESULTS)
 	test ! -e $(DRAFTERS) || $(BIN)/python -m foredraft.bench.report docs/drafters/README.md $(DRAFTERS)

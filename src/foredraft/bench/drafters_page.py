@@ -5,6 +5,7 @@ Knows the form of results; knows nothing of measuring.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,10 @@ def name(run: Mapping[str, Any]) -> str:
         words.append(f"K={length}")
     if config.pop("policy", None) == "adaptive":
         words.append("adaptive")
-    words += [f"{key}={value}" for key, value in config.items()]
+    words += [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in config.items()
+    ]
     return ", ".join(words)
 
 
@@ -55,7 +59,7 @@ def _of_task(task: str, runs: Sequence[Mapping[str, Any]]) -> str:
     heading += ["ms a step: drafter", "target", "rest"]
     rows = [_row(name(run), run["per_task"][task]) for run in runs]
     count = runs[0]["per_task"][task]["prompts"]
-    return f"**{task}**, {count} prompts:\n\n{table(heading, rows)}"
+    return f"**{task}**, {count} prompt{'s' if count > 1 else ''}:\n\n{table(heading, rows)}"
 
 
 def _row(label: str, figures: Mapping[str, Any]) -> list[str]:
