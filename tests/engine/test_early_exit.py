@@ -25,7 +25,7 @@ from foredraft.testing.drafters import (
     ScriptedDrafter,
     WrappingDrafter,
 )
-from foredraft.testing.models import tiny_model
+from foredraft.testing.models import assemble, random_weights, tiny_config, tiny_model
 
 from .conftest import GREEDY, PROMPTS, SEEDED
 from .test_draft_model import Widths
@@ -152,6 +152,39 @@ def test_the_law_is_the_targets(rule):
         observed[sum(t * VOCAB**i for i, t in enumerate(reversed(output.token_ids)))] += 1
     assert accepted > 150
     assert chi_square(observed, enumerate_law(small, 0.8)) >= 1e-3
+
+
+def idle_above(layer):
+    """A target whose layers from `layer` on add nothing, so that the exit says what it says."""
+    config = tiny_config(num_layers=LAYERS, max_positions=640)
+    weights = random_weights(config, 4)
+    for name, tensor in weights.items():
+        above = name.startswith(tuple(f"model.layers.{i}." for i in range(layer, LAYERS)))
+        if above and ("o_proj" in name or "down_proj" in name):
+            tensor.zero_()
+    return assemble(config, weights, "idle", "reference", "float64", "cpu", 1)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=128, ignore_eos=True),
+        SamplingParams(temperature=0.9, max_tokens=128, ignore_eos=True, seed=3),
+        SamplingParams(temperature=0.9, max_tokens=128, ignore_eos=True, frequency_penalty=0.1),
+    ],
+    ids=["greedy", "coupled", "rejection"],
+)
+@pytest.mark.parametrize("chunk", [4, None])
+def test_an_exit_that_says_what_the_target_says_is_always_right(params, chunk):
+    """Faults 15 to 17: one lost position, or one of an abandoned draft, would show."""
+    target = idle_above(2)
+    llm = early(target, width=5, page_size=16, prefill_chunk_size=chunk)
+    prompt = [(3 * i + 1) % 31 for i in range(13)]
+    for output in llm.generate([prompt, PROMPTS[2]], params):
+        counts = output.metrics.speculative_decoding
+        assert len(output.token_ids) == 128
+        assert counts.draft_acceptance_rate == 1.0
+        assert counts.num_draft_tokens >= 100
 
 
 def exit_law(target, layer, context, temperature):

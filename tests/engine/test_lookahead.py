@@ -93,6 +93,18 @@ def test_the_law_is_the_targets(small, guesses, rule):
     assert chi_square(observed, enumerate_law(small, 0.8, prompt=prompt)) >= 1e-3
 
 
+@pytest.mark.parametrize("prompt_length", [3, 4, 5])
+def test_it_runs_to_the_last_position_and_slot(make_llm, prompt_length):
+    """Faults 18 and 19: the window takes no slot that was not reserved."""
+    prompt = [(3 * i + 1) % 31 for i in range(prompt_length)]
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    want = make_llm(max_model_len=30).generate([prompt], params)[0]
+    for width in (1, 5, 12, 40):
+        drafter = LookaheadDrafter(lookahead_window=9)
+        got = make_llm(drafter, width, max_model_len=30).generate([prompt], params)[0]
+        assert (got.token_ids, got.finish_reason) == (want.token_ids, "length")
+
+
 def test_several_guesses_are_a_tree_which_block_verification_refuses(small):
     with pytest.raises(ConfigError, match="block"):
         speculating(small, LookaheadDrafter(), "block")

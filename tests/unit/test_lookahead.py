@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,6 +161,28 @@ def test_rows_that_never_came_back_are_not_learned_from():
     known = len(drafter._states["r"].pool)
     drafter.observe([StepResult("r", rows, 0, 1)])
     assert len(drafter._states["r"].pool) == known
+
+
+def test_a_step_reads_a_few_tokens_of_a_long_text():
+    """Fault 60: nothing depends on the length of the context."""
+
+    class Counting(list):
+        read = 0
+
+        def __getitem__(self, at):
+            found = super().__getitem__(at)
+            self.read += len(found) if isinstance(at, slice) else 1
+            return found
+
+        def __iter__(self):
+            raise AssertionError("the whole text was read")
+
+    drafter = LookaheadDrafter(lookahead_window=4, lookahead_ngram=4)
+    target = Successor(drafter, [7, 8, 9])
+    target.step(18)
+    request = replace(target.request(18), tokens=Counting(range(50_000)))
+    drafter.propose([request])
+    assert 0 < request.tokens.read <= 1 + 4 * 3
 
 
 def test_a_pool_keeps_the_newest_of_a_token_and_is_bounded():

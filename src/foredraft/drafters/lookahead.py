@@ -18,7 +18,8 @@ from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult, StepRow
 from foredraft.drafters.track_record import TrackRecord, emitted
 
-DEFAULT_WINDOW, DEFAULT_NGRAM, DEFAULT_GUESSES = 5, 4, 3
+# LOG.md, "Lookahead": more rows are accepted more and cost more; these are 12.
+DEFAULT_WINDOW, DEFAULT_NGRAM, DEFAULT_GUESSES = 4, 3, 2
 MAX_WINDOW, MAX_NGRAM, MAX_GUESSES = 64, 16, 64
 MAX_KEYS = 4096  # first tokens that a request's pool remembers; the one used longest ago goes first
 STRIDE = 7919  # a prime: windows begin with tokens from all over the text
