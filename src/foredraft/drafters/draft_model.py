@@ -11,20 +11,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from foredraft.cache.tensors import KVCache
+from foredraft.core.errors import ConfigError
 from foredraft.drafters.drawing import PROBABILISTIC, check_sample_method
 from foredraft.drafters.growth import ChainGrower, Computed, Grower, Growth, Rows
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
+from foredraft.drafters.text_growth import TextGrower
 from foredraft.drafters.tree_growth import NO_TREE, TreeGrower, TreeShape
 from foredraft.models.decoder import cache_shape
 from foredraft.models.interface import FlatBatch
 from foredraft.models.load import LoadedModel, load_model
-from foredraft.models.vocabulary import check_same_vocabulary
+from foredraft.models.vocabulary import (
+    OtherVocabulary,
+    Reading,
+    SameVocabulary,
+    SharedVocabulary,
+)
 
 DEFAULT_DRAFT_LENGTH = 4
+SAME, SHARED, TEXT = "same", "shared", "text"
+VOCABULARIES = (SAME, SHARED, TEXT)
 
 
 class DraftModelDrafter:
@@ -38,6 +46,7 @@ class DraftModelDrafter:
         draft_sample_method: str = PROBABILISTIC,
         draft_tree: str = NO_TREE,
         draft_tree_branching: Sequence[int] | None = None,
+        draft_vocabulary: str = SAME,
     ) -> None:
         """Load `model` as the target is loaded (kernels, dtype, device, threads), or take one that
         is.
@@ -49,18 +58,37 @@ class DraftModelDrafter:
             draft_tree: "none" drafts chains; "top_k" the likeliest nodes; "sampled" siblings drawn
                 without replacement, in a shape that is fixed before they are drawn.
             draft_tree_branching: most siblings by depth, the last for all below.
+            draft_vocabulary: "same" as the target's; "shared": of another, only the tokens that
+                both have; "text": of another, what its text reads as in the target's.
 
         Raises:
             ModelError: the model cannot be loaded.
-            ConfigError: another vocabulary than the target's, or an option out of range.
+            ConfigError: another vocabulary than was said, or an option out of range.
         """
         self.sampled = check_sample_method(draft_sample_method)
         shape = TreeShape.of(draft_tree, draft_tree_branching, sampled=self.sampled)
-        self._grower: Grower[Any] = (
-            ChainGrower(self.sampled) if shape is None else TreeGrower(shape, self.sampled)
-        )
+        if draft_vocabulary not in VOCABULARIES:
+            raise ConfigError(
+                f"draft_vocabulary must be one of {', '.join(VOCABULARIES)}, "
+                f"got {draft_vocabulary!r}"
+            )
+        if draft_vocabulary == TEXT and shape is not None:
+            raise ConfigError(
+                f'draft_tree {draft_tree!r} needs "draft_vocabulary": "same" or "shared"'
+            )
         self.loaded = model if isinstance(model, LoadedModel) else _load_like(model, target)
-        check_same_vocabulary(target, self.loaded)
+        self._vocabulary: Reading
+        self._grower: Grower[Any]
+        if draft_vocabulary == TEXT:
+            self._vocabulary = other = OtherVocabulary(target, self.loaded)
+            self._grower = TextGrower(other)
+            self.sampled = False
+        else:
+            kind = SameVocabulary if draft_vocabulary == SAME else SharedVocabulary
+            self._vocabulary = kind(target, self.loaded)
+            self._grower = (
+                ChainGrower(self.sampled) if shape is None else TreeGrower(shape, self.sampled)
+            )
         self.capabilities = Capabilities(
             deterministic=not (self.sampled if shape is None else shape.drawn),
             tree=shape is not None,
@@ -70,7 +98,6 @@ class DraftModelDrafter:
             costs_passes=True,
             max_positions=self.loaded.config.max_position_embeddings,
         )
-        self._vocab_size = target.config.vocab_size
         self._computed: dict[str, Computed] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
@@ -119,15 +146,14 @@ class DraftModelDrafter:
 
     def _run(self, parts: Sequence[Rows], cache: KVCache) -> Tensor:
         """The logits `[R, V]` of the rows that the parts want, end to end."""
-        # A padding id of the target's, beyond the embedding here, is read as the last id.
-        last_id = self.loaded.config.vocab_size - 1
+        read = self._vocabulary.read
         token_ids: list[int] = []
         wanted: list[int] = []
         for part in parts:
             wanted += [len(token_ids) + row for row in part.wanted]
-            token_ids += [min(token, last_id) for token in part.token_ids]
+            token_ids += part.token_ids if part.own_ids else map(read, part.token_ids)
         batch = FlatBatch(token_ids, [part.segment for part in parts], wanted)
-        return _fitted(self.loaded.model.run(batch, cache).logits, self._vocab_size)
+        return self._vocabulary.fit(self.loaded.model.run(batch, cache).logits)
 
 
 def _load_like(model: str | Path, target: LoadedModel) -> LoadedModel:
@@ -144,11 +170,3 @@ def _cache(request: DraftRequest) -> KVCache:
     if request.cache is None:
         raise RuntimeError(f"request {request.id} came without the drafter's cache")
     return request.cache
-
-
-def _fitted(logits: Tensor, vocab_size: int) -> Tensor:
-    """`[R, V']` as `[R, V]`: rows of the embedding beyond the vocabulary are padding."""
-    own = logits.shape[1]
-    if own > vocab_size:
-        return logits[:, :vocab_size].contiguous()
-    return torch.nn.functional.pad(logits, (0, vocab_size - own), value=float("-inf"))

@@ -46,6 +46,7 @@ class Rows:
     token_ids: Sequence[int]
     segment: Segment
     wanted: Sequence[int] = ()  # of the part's rows, those whose logits the draft grows from
+    own_ids: bool = False  # `token_ids` are the model's own, not the target's
 
 
 class Growth:
