@@ -224,6 +224,7 @@ class EngineFront:
             cost_curve(self.loaded, shape, recalibrate=config.recalibrate),
             _guessed_draft_ratio(self.loaded, self.drafter),
             Objective(config.objective or Objective.THROUGHPUT),
+            catches_up=self.drafter.capabilities.cache is not None,
         )
 
 
@@ -247,12 +248,16 @@ def _load(
 
 
 def _guessed_draft_ratio(loaded: LoadedModel, drafter: Drafter) -> float:
-    """Drafting one token / a plain pass of the target: both read weights, or layers of the same.
-    A first guess.
+    """Drafting one token / a plain pass of the target: both read weights, or layers of the same
+    and its head. A first guess.
     """
-    capabilities = drafter.capabilities
-    own_layers = capabilities.target_layers / loaded.config.num_layers
-    return capabilities.weight_bytes / loaded.weight_bytes + own_layers
+    capabilities, config = drafter.capabilities, loaded.config
+    ratio = capabilities.weight_bytes / loaded.weight_bytes
+    if capabilities.target_layers:
+        head_bytes = config.vocab_size * config.hidden_size * loaded.dtype.itemsize
+        head = min(1.0, head_bytes / loaded.weight_bytes)
+        ratio += head + (1.0 - head) * capabilities.target_layers / config.num_layers
+    return ratio
 
 
 def _method(drafter: Drafter | None, config: SpeculativeConfig | None) -> str | None:

@@ -84,6 +84,8 @@ def step_record(
             limit=row.limit,
             offer=offers.get(row.request.id),
             tried=_tried(window.draft, outcome),
+            num_own=window.num_own,
+            num_nodes=window.num_nodes,
         )
         for row, window, outcome in zip(plan.rows, windows, outcomes, strict=True)
         if window.emits

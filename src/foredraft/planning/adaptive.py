@@ -40,6 +40,9 @@ FIRST_PLAIN, PLAIN_EVERY = 16, 256  # steps from one plain step to the next at m
 FIRST_DOUBT, DOUBT_A_STEP, LARGEST_DOUBT = 0.02, 5e-5, 0.02
 FIRST_NOISE = 2.5e-3
 NOISE_RATE = 0.05
+# Steps of one kind that follow one another: every so many is looked at, choice and seconds. What a
+# choice takes comes off every step.
+LOOK_EVERY = 4
 DRAFT_RATE = 0.1  # of a step's news about the drafter's own cost
 
 
@@ -52,10 +55,14 @@ class AdaptivePolicy:
         curve: CostCurve,
         draft_ratio: float = 0.0,
         objective: Objective = Objective.THROUGHPUT,
+        *,
+        catches_up: bool = True,
     ) -> None:
         """`draft_ratio`: a first guess at drafting one token / a pass of the target over one row,
-        corrected by what steps take; so is `curve`.
+        corrected by what steps take; so is `curve`. `catches_up`: a draft after a step without one
+        costs more than drafting.
         """
+        self._catches_up = catches_up
         self.max_width = max_width
         self.costs = Costs(curve, draft_ratio)
         self.objective = objective
@@ -69,6 +76,8 @@ class AdaptivePolicy:
         self._num_steps = 0
         self._noise = FIRST_NOISE
         self._doubt: dict[int, tuple[int, float]] = {}  # by segment: step last seen, variance then
+        self._kind = (0, 0, 0)  # requests, rows before drafts, rows of the last step
+        self._alike = 0  # steps of that kind, one after another
         self._last_draft: dict[str, int] = {}  # step of each request's last draft
         self._last_tried: dict[str, int] = {}  # ... of which something was verified
 
@@ -76,7 +85,7 @@ class AdaptivePolicy:
         """The best widths for `requests`, and now and then a probe."""
         caps = [max(0, min(self.max_width, request.max_width)) for request in requests]
         plain_is_due = self._since_plain >= self._plain_every
-        if plain_is_due:
+        if plain_is_due or self._as_before(load):
             widths = [0] * len(requests)
         elif self._offers.tell and self.costs.draft_ratio < CHEAP:
             widths = self._offers.asks(load, requests, caps, self.costs)
@@ -85,6 +94,11 @@ class AdaptivePolicy:
         if self._probes(load):
             self._add_probe(requests, caps, widths)
         return widths
+
+    def _as_before(self, load: Load) -> bool:
+        """Whether a step like this one was found not worth drafting for a moment ago."""
+        plain = (load.num_requests, load.num_rows, load.num_rows)
+        return plain == self._kind and not self._drafts and self._alike % LOOK_EVERY != 0
 
     def _usual_widths(
         self, load: Load, requests: Sequence[RequestState], caps: Sequence[int]
@@ -174,7 +188,11 @@ class AdaptivePolicy:
                 self._last_tried[judged.id] = self._num_steps
         self._offers.add_seconds(record.drafter_seconds, len(asked))
         self._num_steps += 1
-        self._learn_seconds(record)
+        kind = record.load.num_requests, record.load.num_rows, record.num_rows
+        self._alike = self._alike + 1 if kind == self._kind and not asked else 0
+        self._kind = kind
+        if self._alike % LOOK_EVERY == 0:
+            self._learn_seconds(record)
 
     def release(self, request_id: str) -> None:
         """Forget a request; what it taught of its type stays."""
@@ -190,7 +208,7 @@ class AdaptivePolicy:
         self._credit += PROBE_SHARE * (record.seconds + record.drafter_seconds)
         self._since_probe += 1
         if probed:
-            found = any(judged.drafted for judged in record.requests)
+            found = any(judged.num_rows for judged in record.requests)
             accepted = any(judged.accepted for judged in record.requests)
             if found:
                 self._credit -= cost
@@ -203,8 +221,8 @@ class AdaptivePolicy:
 
     def _learn_draft_ratio(self, record: StepRecord) -> None:
         asked = [judged for judged in record.requests if judged.asked]
-        if not asked or any(self._skipped(judged) for judged in asked):
-            return  # a draft model catches up on what it has missed: no measure of a draft
+        if not asked or (self._catches_up and any(map(self._skipped, asked))):
+            return  # what a draft model reads of what it has missed is no measure of a draft
         passes = 0.0
         for depth in range(max(judged.asked for judged in asked)):
             drafting = sum(1 for judged in asked if judged.asked > depth)

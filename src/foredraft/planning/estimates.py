@@ -45,8 +45,10 @@ class _Evidence:
 
     def add(self, judged: Judged, memory: float) -> None:
         keep = 1.0 - 1.0 / memory
-        reached = min(judged.accepted + 1, judged.drafted)
-        _note(self.asked, self.found, judged.asked, judged.found, keep)
+        # A row that leads nowhere, of a tree or of the drafter's own, counts as a position that
+        # is not accepted: rows are what a width buys.
+        reached = min(judged.accepted + 1, judged.num_rows)
+        _note(self.asked, self.found, judged.asked, judged.num_found, keep)
         self._note_run(judged)
         _note(self.tries, self.hits, reached, judged.accepted, keep)
         if self.run_chance < UNLIKELY:
@@ -55,7 +57,7 @@ class _Evidence:
     def _note_run(self, judged: Judged) -> None:
         if judged.accepted:
             self.run, self.run_chance = 0, 1.0
-        elif judged.drafted:
+        elif judged.num_rows:
             tries, hits = (self.tries[0], self.hits[0]) if self.tries else (0.0, 0.0)
             self.run += 1
             self.run_chance *= 1.0 - (hits + 0.5) / (tries + 1.0)

@@ -93,19 +93,24 @@ class Judged:
     limit: str = ""  # what kept `asked` from being what the policy would have chosen
     offer: Offer | None = None  # the whole draft, as it was before it was cut
     tried: Sequence[Tried] = ()
+    num_own: int = 0  # rows that the drafter wanted for its own use
+    num_nodes: int | None = None  # verified; None: a chain, of `drafted`
 
     @property
     def speculates(self) -> bool:
         """Whether it was to be drafted for: it was asked, and not all that came was left out."""
-        left_out = self.found > 0 and not self.drafted
+        left_out = self.num_found > 0 and not self.num_rows
         return self.asked > 0 and not left_out
 
     @property
-    def found(self) -> int:
-        """The depth of the draft that the drafter had."""
-        if self.offer is None:
-            return self.drafted
-        return depth_of(self.offer.parents)
+    def num_rows(self) -> int:
+        """Rows of the pass that were taken for it beside its pending token."""
+        return self.num_own + (self.drafted if self.num_nodes is None else self.num_nodes)
+
+    @property
+    def num_found(self) -> int:
+        """Rows that what the drafter had would have taken."""
+        return self.num_rows if self.offer is None else self.num_own + len(self.offer.parents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +127,6 @@ class StepRecord:
     def num_rows(self) -> int:
         """Of the target's pass."""
         return self.load.num_rows + self.num_draft_rows
-
-
-def depth_of(parents: Sequence[int]) -> int:
-    """The longest path of a tree, in nodes."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 1)
-    return max(depths, default=0)
 
 
 def known_type(types: Collection[str], request_type: str) -> str:
