@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from statistics import fmean
 from typing import Any
 
 from foredraft.bench.decode import label_of
@@ -115,7 +116,7 @@ def _reasons(
         f"{chosen.speedup:.2f} for {_requests(load)} = {chosen.tokens:.2f} tokens a step / a "
         f"step's cost of {chosen.step_cost:.2f} plain steps",
         _acceptance(best),
-        _costs(best, machine, width),
+        _costs(best, machine, width, load),
     ]
     if len(set(widths)) > 1:
         by_load = ", ".join(f"{k} at {n}" for n, k in zip(loads, widths, strict=True))
@@ -137,12 +138,14 @@ def _acceptance(best: Candidate) -> str:
     return f"it finds a draft in {share:.0%} of its steps; accepted by position: {shown}"
 
 
-def _costs(best: Candidate, machine: Machine, width: int) -> str:
-    plain = machine.pass_seconds(1, 0)
-    passes = machine.pass_seconds(width + 1, 0) / plain
-    own = best.drafting.drafter.at(width) / plain
+def _costs(best: Candidate, machine: Machine, width: int, load: int) -> str:
+    position = fmean(step.position for text in best.drafting.texts for step in text)
+    plain = machine.pass_seconds(load, position, load)
+    passes = machine.pass_seconds(load * (width + 1), position, load) / plain
+    own = best.drafting.drafter.at(width) / machine.pass_seconds(1, position)
     return (
-        f"a pass over {width + 1} rows costs {passes:.2f} of one row's, finding the draft {own:.3f}"
+        f"a pass over {load * (width + 1)} rows costs {passes:.2f} of one over {load}, finding a "
+        f"draft {own:.3f} of one over 1"
     )
 
 
