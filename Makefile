@@ -117,7 +117,7 @@ bench-drafters: setup  ## Measure every drafter that needs no training, by task 
 	$(MAKE) report
 
 bench-plan: setup  ## Plan on the benchmark prompts and run ten configurations against the prediction (about 5 minutes)
-	$(FOREDRAFT) plan $(MODEL) --workload $(PROMPTS) --dtype bfloat16 --recalibrate --max-tokens 64 --check 10 --repeats 4 \
+	$(FOREDRAFT) plan $(MODEL) --workload $(PROMPTS) --dtype bfloat16 --recalibrate --max-tokens 64 --check 10 \
 	  --output $(RESULTS)/plan.json --plot docs/planning/workload.svg
 	$(MAKE) report
 
