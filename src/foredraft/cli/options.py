@@ -142,7 +142,10 @@ class SpeculationOptions:
 
     speculative_config: Annotated[
         str | None,
-        _speculation(help='Such as \'{"method": "ngram"}\'; null is plain.', metavar="JSON"),
+        _speculation(
+            help='Such as \'{"method": "ngram"}\'; null is plain. Or the .toml of `plan`.',
+            metavar="JSON",
+        ),
     ] = None
     method: Annotated[
         str | None, _speculation(help="The config's method. (default: auto)", metavar="NAME")
