@@ -96,6 +96,10 @@ int32_t SuffixIndex::token(const Text& text, int64_t position) const {
   return pages_[text.pages[position >> kPageBits]]->tokens[position & (kPageSize - 1)];
 }
 
+int32_t SuffixIndex::token_near(const Page& page, int64_t position) const {
+  return position >= page.first ? page.tokens[position - page.first] : token(*page.text, position);
+}
+
 SuffixIndex::Gram SuffixIndex::gram_before(const Text& text, int64_t position) const {
   Gram gram{};
   for (int64_t i = 1; i <= std::min<int64_t>(kMaxGram, position); ++i) gram[kMaxGram - i] = token(text, position - i);
@@ -130,7 +134,7 @@ bool SuffixIndex::holds_gram(Address at, int n, const Gram& gram) const {
   const Page& page = page_of(at);
   const int64_t position = page.first + offset_of(at);
   for (int i = 1; i <= n; ++i)
-    if (token(*page.text, position - i) != gram[kMaxGram - i]) return false;
+    if (token_near(page, position - i) != gram[kMaxGram - i]) return false;
   return true;
 }
 
@@ -140,6 +144,24 @@ size_t SuffixIndex::find(int level, const Gram& gram, uint64_t hashed) const {
   while (slots[slot] != 0 && !(same_tag(slots[slot], hashed) && holds_gram(address_in(slots[slot]), kGramLengths[level], gram)))
     slot = (slot + 1) & (slots.size() - 1);
   return slot;
+}
+
+// What is looked up between two passes of a model is in no cache: all levels' slots are fetched at once, then their pages.
+void SuffixIndex::prefetch(const Gram& gram) const {
+  std::array<const uint64_t*, kLevels> slots{};
+  for (int level = 0; level < levels_; ++level) {
+    const std::vector<uint64_t>& table = tables_[level].slots;
+    slots[level] = &table[hash(gram, kGramLengths[level]) & (table.size() - 1)];
+    __builtin_prefetch(slots[level]);
+  }
+  for (int level = 0; level < levels_; ++level) {
+    const Address at = address_in(*slots[level]);
+    if (at == 0) continue;
+    const Page& page = page_of(at);
+    __builtin_prefetch(&page);
+    __builtin_prefetch(&page.tokens[offset_of(at)]);
+    __builtin_prefetch(&page.older[level][offset_of(at)]);
+  }
 }
 
 void SuffixIndex::enter(int level, const Gram& gram, Address at) {
@@ -204,6 +226,7 @@ std::vector<SuffixIndex::Place> SuffixIndex::places(const std::vector<int32_t>& 
   const int64_t size = static_cast<int64_t>(context.size());
   Gram gram{};
   for (int64_t i = 1; i <= std::min<int64_t>(kMaxGram, size); ++i) gram[kMaxGram - i] = context[size - i];
+  prefetch(gram);
   int64_t longer = max_depth_ + 1;
   for (int level = levels_ - 1; level >= 0; --level) {
     const int n = kGramLengths[level];
@@ -214,10 +237,12 @@ std::vector<SuffixIndex::Place> SuffixIndex::places(const std::vector<int32_t>& 
     for (Address at = entry == 0 ? 0 : address_in(entry); at != 0 && visited < max_occurrences_; ++visited) {
       const Page& page = page_of(at);
       const int64_t position = page.first + offset_of(at), most = std::min({max_depth_, position, size});
+      const Address next = page.older[level][offset_of(at)];
+      if (next != 0) __builtin_prefetch(&page_of(next).older[level][offset_of(next)]);
       int64_t match = n;
-      while (match < most && token(*page.text, position - 1 - match) == context[size - 1 - match]) ++match;
+      while (match < most && token_near(page, position - 1 - match) == context[size - 1 - match]) ++match;
       if (match < longer && page.text->number != excluded) found.push_back({page.text, position, static_cast<int32_t>(match)});
-      at = page.older[level][offset_of(at)];
+      at = next;
     }
     std::stable_sort(found.begin() + static_cast<int64_t>(first), found.end(), [](const Place& a, const Place& b) { return a.match > b.match; });
     longer = n;

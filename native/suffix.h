@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +22,20 @@ struct SuffixProposal {
   std::vector<int32_t> tokens, parents, cells;
   double score = 0.0;
   int64_t text = -1;
+};
+
+class SuffixIndex;
+
+// Texts of others to copy from, but not their text `own`.
+struct SuffixOthers {
+  const SuffixIndex* index = nullptr;
+  int64_t own = -1;
+  const std::vector<double>* estimates = nullptr;
+};
+
+struct SuffixChoice {
+  SuffixProposal made;
+  bool of_others = false;
 };
 
 class SuffixIndex {
@@ -45,6 +60,10 @@ class SuffixIndex {
   std::vector<Occurrence> occurrences(const std::vector<int32_t>& context, int64_t excluded) const;
   SuffixProposal propose(const std::vector<int32_t>& context, const DraftLimits& limits, const std::vector<double>& estimates,
                          int64_t growing, int64_t excluded) const;
+  // One step of a text that grows: `tokens` stand in it from position `first` on, as far as it goes, and what they have more is appended.
+  // Then the draft with the larger score, from the text itself or from others. Nothing, and no change, where a known token is another.
+  std::optional<SuffixChoice> draft(int64_t number, int64_t first, const std::vector<int32_t>& tokens, const DraftLimits& limits,
+                                    const std::vector<double>& estimates, const SuffixOthers& others);
 
  private:
   static constexpr int kLevels = 4;
@@ -88,6 +107,7 @@ class SuffixIndex {
   static int offset_of(Address at) { return static_cast<int>((at - 1) & (kPageSize - 1)); }
   Address address(const Text& text, int64_t position) const;
   int32_t token(const Text& text, int64_t position) const;
+  int32_t token_near(const Page& page, int64_t position) const;  // in the page, if it is there
   Gram gram_before(const Text& text, int64_t position) const;
   bool holds_gram(Address at, int n, const Gram& gram) const;
   uint64_t hash_at(Address at, int n) const;
@@ -95,6 +115,7 @@ class SuffixIndex {
 
   // Slot of a gram's newest place, or of the empty slot where it would be.
   size_t find(int level, const Gram& gram, uint64_t hashed) const;
+  void prefetch(const Gram& gram) const;
   void enter(int level, const Gram& gram, Address at);
   void leave(int level, const Gram& gram, Address at);
   void grow(int level);

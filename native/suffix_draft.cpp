@@ -52,8 +52,27 @@ int64_t longest_path(double factor, int64_t match) { return static_cast<int64_t>
 SuffixProposal SuffixIndex::propose(const std::vector<int32_t>& context, const DraftLimits& limits, const std::vector<double>& estimates,
                                     int64_t growing, int64_t excluded) const {
   if (estimates.size() != kCells) throw std::invalid_argument("a suffix draft needs the estimates of " + std::to_string(kCells) + " cells");
+  if (limits.max_nodes < 1) return {};
   std::vector<Place> found = places(context, excluded);
   return limits.tree ? tree(found, limits, estimates, growing) : chain(std::move(found), limits, estimates, growing);
+}
+
+std::optional<SuffixChoice> SuffixIndex::draft(int64_t number, int64_t first, const std::vector<int32_t>& tokens, const DraftLimits& limits,
+                                               const std::vector<double>& estimates, const SuffixOthers& others) {
+  const Text& known = *texts_.at(number);
+  const int64_t overlap = known.length - first;
+  if (first < 0 || overlap < 0 || overlap > static_cast<int64_t>(tokens.size())) return std::nullopt;
+  for (int64_t i = 0; i < overlap; ++i)
+    if (token(known, first + i) != tokens[static_cast<size_t>(i)]) return std::nullopt;
+  extend(number, {tokens.begin() + overlap, tokens.end()});
+  std::vector<int32_t> context;
+  for (int64_t at = std::max<int64_t>(0, known.length - max_depth_); at < known.length; ++at) context.push_back(token(known, at));
+  SuffixChoice choice{propose(context, limits, estimates, number, -1)};
+  if (others.index != nullptr) {
+    SuffixProposal made = others.index->propose(context, limits, *others.estimates, -1, others.own);
+    if (made.score > choice.made.score) choice = {std::move(made), true};
+  }
+  return choice;
 }
 
 std::vector<SuffixIndex::Following> SuffixIndex::following(const std::vector<Place>& places, const std::vector<int32_t>& path,

@@ -171,3 +171,19 @@ class SuffixIndex:
         excluded: int,
         /,
     ) -> tuple[list[int], list[int], list[int], float, int]: ...
+    # Likewise, and whether they are from the others' texts; None where a known token is another.
+    def draft(
+        self,
+        number: int,
+        first: int,
+        tokens: Sequence[int],
+        max_nodes: int,
+        max_spec_factor: float,
+        min_token_prob: float,
+        tree: bool,
+        estimates: Sequence[float],
+        others: SuffixIndex | None,
+        own: int,
+        other_estimates: Sequence[float],
+        /,
+    ) -> tuple[list[int], list[int], list[int], float, int, bool] | None: ...

@@ -115,8 +115,38 @@ class Pair:
             if tail:
                 ask = (tail, limits, estimates, growing, None)
                 assert self.native.propose(*ask) == self.reference.propose(*ask)
+        for growing in self.texts[:1]:
+            self.check_step(growing, limits, estimates)
         assert self.reference.is_consistent()
         assert self.native.is_consistent()
+
+    def check_step(self, growing: int, limits: DraftLimits, estimates: list[float]) -> None:
+        """A step with a token more, with one that is another than known, with what is no step."""
+        text, more = self.reference.text(growing), estimates[::-1]
+        first = max(0, len(text) - 8)
+        known = text[first:]
+        steps = [(first, [*known, 1]), (len(text) + 2, []), (-1, [7])]
+        if known:
+            steps += [(first, [*known[:-1], 9, 1]), (first, known[:-1])]
+        for at, tokens in steps:
+            for others in (False, True):
+                made = [
+                    index.draft(
+                        growing, at, tokens, limits, estimates,
+                        index if others else None, growing, more,
+                    )
+                    for index in (self.native, self.reference)
+                ]  # fmt: skip
+                assert made[0] == made[1]
+                assert (made[0] is not None) == (tokens == [*known, 1])
+        now = self.reference.text(growing)
+        assert now == self.native.text(growing) == [*text, 1]
+        ask = (now[-self.reference.max_depth :], limits)
+        mine = self.reference.propose(*ask, estimates, growing, None)
+        theirs = self.reference.propose(*ask, more, None, growing)
+        best = theirs._replace(of_others=True) if theirs.score > mine.score else mine
+        step = (growing, first, [*known, 1], limits, estimates, self.native, growing, more)
+        assert self.native.draft(*step) == best
 
 
 TOKENS = st.lists(st.integers(0, 3), max_size=100)

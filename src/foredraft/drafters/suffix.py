@@ -61,7 +61,6 @@ class _State:
     index: SuffixSource  # of one text: the request's tokens
     text: int
     known: int = 0  # tokens of that text
-    tail: list[int] = field(default_factory=list)  # the last of them
     response: Key | None = None
     drafted: Proposal | None = None  # not judged yet
     from_responses: bool = False
@@ -117,7 +116,7 @@ class SuffixDrafter:
         self.capabilities = Capabilities(num_speculative_tokens=length, tree=suffix_decoding_tree)
         depth = options.suffix_decoding_max_tree_depth
         self._make_index = index_maker(depth, MAX_OCCURRENCES)
-        self._num_tail = max(depth, TAIL)
+        self._limits_of: dict[int, DraftLimits] = {}
         self._states: dict[str, _State] = {}
         self._own = Estimates()
         self._past = Estimates(PRIOR_PAST)
@@ -162,51 +161,59 @@ class SuffixDrafter:
             self.responses.check_integrity()
 
     def _draft(self, request: DraftRequest) -> Draft:
-        state = self._updated(request)
-        limits = self._limits(request.max_nodes)
-        best = state.index.propose(state.tail, limits, self._own.values, growing=state.text)
-        state.from_responses = False
-        if self.responses is not None and state.response is not None:
-            past = self.responses.propose(state.response, state.tail, limits, self._past.values)
-            if past.score > best.score:
-                best, state.from_responses = past, True
-                self.responses.use(state.response[0], past.text)
+        state = self._states.get(request.id) or self._begun(request)
+        best = self._grown(state, request)
+        if best is None:  # its tokens are others
+            del self._states[request.id]
+            state = self._begun(request)
+            best = cast(Proposal, self._grown(state, request))
+        state.from_responses = best.of_others
+        if best.of_others and self.responses is not None:
+            self.responses.use(request.cache_salt, best.text)
+        if len(state.unshared) >= SHARED_TOKENS:
+            self._share(state)
         state.drafted = best if best.tokens else None
         values = self._estimates(state).values
         confidence = [values[cell] for cell in best.cells]
         if self.options.suffix_decoding_tree:
             confidence = _scaled(best.parents, confidence)
-        return Draft(tuple(best.tokens), tuple(best.parents), confidence=confidence)
+        return Draft(best.tokens, best.parents, confidence=confidence)
+
+    def _grown(self, state: _State, request: DraftRequest) -> Proposal | None:
+        """The request's draft, with all of its tokens in the state; None, and nothing done, where
+        they are others than those it has.
+        """
+        known, key = state.known, state.response
+        others = None if self.responses is None or key is None else self.responses.others(key)
+        first = known - TAIL if known > TAIL else 0
+        # The last known tokens are read with the new ones: one look at the request's tokens.
+        tokens = request.tokens[first:]
+        own, limits = -1 if key is None else key[1], self._limits(request.max_nodes)
+        best = state.index.draft(
+            state.text, first, tokens, limits, self._own.values, others, own, self._past.values
+        )
+        if best is not None:
+            new = tokens[known - first :]
+            state.known += len(new)
+            state.unshared += new
+            state.unread = []
+        return best
 
     def _estimates(self, state: _State) -> Estimates:
         """Those of where the request's draft came from."""
         return self._past if state.from_responses else self._own
 
     def _limits(self, max_nodes: int) -> DraftLimits:
-        options = self.options
-        return DraftLimits(
-            max_nodes,
-            options.suffix_decoding_max_spec_factor,
-            options.suffix_decoding_min_token_prob,
-            options.suffix_decoding_tree,
-        )
-
-    def _updated(self, request: DraftRequest) -> _State:
-        """The request's state with all of its tokens in it; a new one where they are others."""
-        tokens = request.tokens
-        state = self._states.get(request.id)
-        if state is None:
-            return self._begun(request)
-        # The last known tokens are read with the new ones: one look at the request's tokens.
-        known, check = state.known, state.tail[-TAIL:]
-        end = tokens[known - len(check) :]
-        if len(tokens) < known or end[: len(check)] != check:
-            del self._states[request.id]
-            return self._begun(request)
-        self._extend(state, end[len(check) :])
-        if len(state.unshared) >= SHARED_TOKENS:
-            self._share(state)
-        return state
+        limits = self._limits_of.get(max_nodes)
+        if limits is None:
+            options = self.options
+            limits = self._limits_of[max_nodes] = DraftLimits(
+                max_nodes,
+                options.suffix_decoding_max_spec_factor,
+                options.suffix_decoding_min_token_prob,
+                options.suffix_decoding_tree,
+            )
+        return limits
 
     def _share(self, state: _State) -> None:
         """Let other requests of the salt copy what is known."""
@@ -220,21 +227,14 @@ class SuffixDrafter:
         index = self._make_index()
         state = self._states[request.id] = _State(index, index.add_text())
         tokens = request.tokens[:]
-        self._extend(state, tokens)
+        index.extend(state.text, tokens)
+        state.known = len(tokens)
         if self.responses is not None:
             key = self.responses.begin(
                 request.id, request.cache_salt, tokens, request.num_prompt_tokens
             )
             state.response = key if self.responses.extend(key, tokens) else None
-        state.unshared = []
         return state
-
-    def _extend(self, state: _State, new: Sequence[int]) -> None:
-        state.index.extend(state.text, new)
-        state.known += len(new)
-        state.tail = [*state.tail, *new][-self._num_tail :]
-        state.unshared += new
-        state.unread = []
 
 
 def _scaled(parents: Sequence[int], confidence: Sequence[float]) -> list[float]:

@@ -38,6 +38,7 @@ class Proposal(NamedTuple):
     cells: list[int]
     score: float
     text: int  # where the first token was found; -1: nowhere
+    of_others: bool = False
 
 
 NOTHING = Proposal([], [], [], 0.0, -1)
@@ -102,6 +103,37 @@ class ReferenceIndex(SuffixIndex):
         places = self.occurrences(context, excluded)
         grow = _tree if limits.tree else _chain
         return grow(_Reader(self, growing), places, limits, estimates)
+
+    def draft(
+        self,
+        number: int,
+        first: int,
+        tokens: Sequence[int],
+        limits: DraftLimits,
+        estimates: Sequence[float],
+        others: ReferenceIndex | None,
+        own: int,
+        other_estimates: Sequence[float],
+    ) -> Proposal | None:
+        """One step of a text that grows: `tokens` stand in it from position `first` on, as far as
+        it goes, and what they have more is appended.
+
+        The draft with the larger score, from the text itself or from those of `others`, but for
+        `own` there. None, and no change, where a known token is another.
+        """
+        overlap = self.length(number) - first
+        if not 0 <= overlap <= len(tokens) or first < 0:
+            return None
+        if self._texts[number][first:] != list(tokens[:overlap]):
+            return None
+        self.extend(number, tokens[overlap:])
+        context = self._texts[number][-self.max_depth :]
+        best = self.propose(context, limits, estimates, growing=number)
+        if others is not None:
+            made = others.propose(context, limits, other_estimates, excluded=own)
+            if made.score > best.score:
+                return made._replace(of_others=True)
+        return best
 
 
 def _chain(

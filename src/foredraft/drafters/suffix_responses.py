@@ -97,6 +97,10 @@ class ResponseCache:
             self._append(key, response, new)
         return key in self._responses
 
+    def others(self, key: Key) -> SuffixSource | None:
+        """The texts of the salt; None: all are evicted."""
+        return self._indexes.get(key[0])
+
     def propose(
         self, key: Key, context: Sequence[int], limits: DraftLimits, estimates: Sequence[float]
     ) -> Proposal:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from foredraft.drafters.suffix_draft import DraftLimits, Proposal, ReferenceIndex
 
@@ -38,6 +38,17 @@ class SuffixSource(Protocol):
         growing: int | None = None,
         excluded: int | None = None,
     ) -> Proposal: ...
+    def draft(
+        self,
+        number: int,
+        first: int,
+        tokens: Sequence[int],
+        limits: DraftLimits,
+        estimates: Sequence[float],
+        others: Self | None,
+        own: int,
+        other_estimates: Sequence[float],
+    ) -> Proposal | None: ...
     def is_consistent(self) -> bool: ...
 
 
@@ -87,6 +98,23 @@ class NativeIndex:
                 NO_TEXT if excluded is None else excluded,
             )
         )
+
+    def draft(
+        self,
+        number: int,
+        first: int,
+        tokens: Sequence[int],
+        limits: DraftLimits,
+        estimates: Sequence[float],
+        others: Self | None,
+        own: int,
+        other_estimates: Sequence[float],
+    ) -> Proposal | None:
+        native = None if others is None else others._native
+        made = self._native.draft(
+            number, first, tokens, *limits, estimates, native, own, other_estimates
+        )
+        return None if made is None else Proposal(*made)
 
     def is_consistent(self) -> bool:
         return self._native.is_consistent()

@@ -49,7 +49,11 @@ class TokenView(Sequence[int]):
     def __getitem__(self, at: slice) -> list[int]: ...
     def __getitem__(self, at: int | slice) -> int | list[int]:
         if isinstance(at, slice):
-            return [self._tokens[i] for i in range(*at.indices(self._length))]
+            start, stop, step = at.indices(self._length)
+            # Going down, `stop` may be -1, which in a slice is something else.
+            if step > 0:
+                return self._tokens[start:stop:step]
+            return [self._tokens[i] for i in range(start, stop, step)]
         if not -self._length <= at < self._length:
             raise IndexError(f"token {at} of {self._length}")
         return self._tokens[at if at >= 0 else self._length + at]
@@ -170,9 +174,9 @@ def _check(draft: Any, row: Scheduled, drafter: Drafter, vocab_size: int) -> Che
         raise DrafterError(f"a draft of {len(tokens)} tokens has {len(parents)} parents")
     if len(tokens) > row.max_nodes:
         raise DrafterError(f"a draft has {len(tokens)} nodes, {row.max_nodes} were asked for")
-    for token in tokens:
-        if not 0 <= token < vocab_size:
-            raise DrafterError(f"draft token {token} is outside the vocabulary 0..{vocab_size - 1}")
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        token = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise DrafterError(f"draft token {token} is outside the vocabulary 0..{vocab_size - 1}")
     try:
         tree = topology(parents)
     except ValueError as error:
@@ -238,7 +242,7 @@ def _split(draft: CheckedDraft, verified: Sequence[bool]) -> CheckedDraft:
 def _confidence(values: Any, num_nodes: int) -> tuple[float, ...] | None:
     if values is None:
         return None
-    given = tuple(float(value) for value in values)
+    given = tuple(map(float, values))
     if len(given) != num_nodes or not all(0.0 <= value <= 1.0 for value in given):
         raise DrafterError(
             f"a draft's confidence must be {num_nodes} numbers in 0..1, one a node, got {given}"
@@ -281,7 +285,7 @@ def _num_cached(value: Any, row: Scheduled, drafter: Drafter) -> int:
 
 def _ids(name: str, values: Any) -> tuple[int, ...]:
     try:
-        return tuple(index(value) for value in values)
+        return tuple(map(index, values))
     except TypeError as error:
         raise DrafterError(f"draft {name} must be integers, got {values!r}") from error
 
