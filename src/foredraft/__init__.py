@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         UserError,
     )
     from foredraft.core.sampling import SamplingParams
+    from foredraft.core.structured_outputs import StructuredOutputs
     from foredraft.drafters.interface import (
         Capabilities,
         Draft,
@@ -38,6 +39,7 @@ _HOMES = {
     "AsyncEngine": "engine.async_engine",
     "RequestOptions": "engine.submission",
     "SamplingParams": "core.sampling",
+    "StructuredOutputs": "core.structured_outputs",
     "RequestOutput": "engine.outputs",
     "CompletionOutput": "engine.outputs",
     "StreamDelta": "engine.outputs",
@@ -72,6 +74,7 @@ __all__ = [
     "SamplingParams",
     "StepResult",
     "StreamDelta",
+    "StructuredOutputs",
     "UserError",
 ]
 

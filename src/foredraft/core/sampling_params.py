@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 from foredraft.core.errors import InvalidRequest
+from foredraft.core.structured_outputs import StructuredOutputs
 
 LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leaves float32; vLLM calls it greedy
 LARGEST_FACTOR = 1e15  # of bias, penalty and temperature: their products stay within float32
@@ -52,6 +53,7 @@ class SamplingParams:
     logprobs: int | None = None  # top alternatives beside the chosen token; 0 = only the chosen one
     prompt_logprobs: int | None = None
     seed: int | None = None  # any 64-bit integer, signed or unsigned; -1 and 2^64 - 1 are the same
+    structured_outputs: StructuredOutputs | None = None  # what the answer's text must be
 
     def __post_init__(self) -> None:
         self._check_lengths()
@@ -64,6 +66,11 @@ class SamplingParams:
         _check_integer("logprobs", self.logprobs, 0, optional=True)
         _check_integer("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
         _check_integer("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
+        structured = self.structured_outputs
+        if structured is not None and not isinstance(structured, StructuredOutputs):
+            raise InvalidRequest(
+                f"structured_outputs must be a StructuredOutputs, got a {type(structured).__name__}"
+            )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
