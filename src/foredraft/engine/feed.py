@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from foredraft.core.acceptance import Origin
-from foredraft.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
+from foredraft.engine.outputs import CompletionOutput, RequestOutput, StreamDelta, TokenLogprobs
 from foredraft.engine.request import Request
 from foredraft.engine.submission import Group
 
@@ -24,6 +24,7 @@ class _Pending:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     emitted_at: float = 0.0
     completion: CompletionOutput | None = None
 
@@ -36,6 +37,7 @@ class _Pending:
             index=index,
             emitted_at=self.emitted_at,
             completion=self.completion,
+            logprobs=self.logprobs,
         )
 
 
@@ -76,9 +78,9 @@ class Feed:
             finished = self.group.output(self._num_spec_tokens)
             completion = finished.outputs[request.index]
         if self._deltas:
-            text, token_ids, origins = request.drain()
+            text, token_ids, origins, logprobs = request.drain()
         else:
-            text, token_ids, origins = "", [], []
+            text, token_ids, origins, logprobs = "", [], [], []
         if not (text or token_ids or finished or (completion and self._deltas)):
             return True
         with self._lock:
@@ -87,6 +89,7 @@ class Feed:
                 pending.texts.append(text)
             pending.token_ids += token_ids
             pending.origins += origins
+            pending.logprobs += logprobs
             pending.emitted_at = request.last_token_at
             pending.completion = completion
             self._finished = finished

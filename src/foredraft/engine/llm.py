@@ -134,7 +134,7 @@ class LLM(EngineFront):
                 self.engine.step()
             if request.finished:
                 finished = group.output(self.num_speculative_tokens)
-            text, tokens, origins = request.drain()
+            text, tokens, origins, logprobs = request.drain()
             if text or tokens or finished is not None:
                 yield StreamDelta(
                     text,
@@ -143,6 +143,7 @@ class LLM(EngineFront):
                     finished,
                     emitted_at=request.last_token_at,
                     completion=None if finished is None else finished.outputs[0],
+                    logprobs=logprobs,
                 )
 
     def _add(self, group: Group) -> None:

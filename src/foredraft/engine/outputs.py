@@ -102,6 +102,7 @@ class RequestOutput:
     prompt_token_ids: Sequence[int]
     outputs: Sequence[CompletionOutput]
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0  # of the prompt, found computed when its first completion began
 
     @property
     def text(self) -> str:
@@ -144,3 +145,4 @@ class StreamDelta:
     index: int = 0  # of the completion
     emitted_at: float = 0.0  # `time.perf_counter` when the last of the tokens was committed
     completion: CompletionOutput | None = None  # with the last delta of a completion
+    logprobs: Sequence[TokenLogprobs] = ()  # one for each of the tokens, where they were asked for

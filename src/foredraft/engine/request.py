@@ -180,17 +180,18 @@ class Request:
         else:
             self.text = self.text[: stop.text_end]
 
-    def drain(self) -> tuple[str, list[int], list[Origin]]:
-        """Text, tokens and origins not handed out yet; never text that could still become a stop
-        string.
+    def drain(self) -> tuple[str, list[int], list[Origin], list[TokenLogprobs]]:
+        """Text, tokens, their origins and log-probabilities not handed out yet; never text that
+        could still become a stop string.
         """
         end = len(self.text)
         if not self.finished and self.rules.stop_strings:
             end = safe_text_length(self.rules.stop_strings, self.text)
         text, drained = self.text[self._num_shown : end], self._num_drained
         tokens, origins = self.tokens[self.num_prompt + drained :], self.origins[drained:]
+        logprobs = self.logprobs[drained:]
         self._num_shown, self._num_drained = max(end, self._num_shown), self.num_output
-        return text, tokens, origins
+        return text, tokens, origins, logprobs
 
     def output(self, num_spec_tokens: int) -> CompletionOutput:
         """The completion of a finished request."""

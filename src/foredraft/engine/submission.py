@@ -96,6 +96,7 @@ class Group:
             prompt_logprobs=None
             if first.params.prompt_logprobs is None
             else list(first.prompt_logprobs),
+            num_cached_tokens=first.num_cached_tokens,
         )
 
 
