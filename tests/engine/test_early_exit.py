@@ -378,3 +378,28 @@ def test_options(exact):
         EarlyExitDrafter(tiny_model(vocab_size=8, num_layers=1))
     with pytest.raises(ConfigError, match="draft_sample_method must be one of"):
         EarlyExitDrafter(exact, draft_sample_method="best")
+
+
+@BOTH
+@pytest.mark.parametrize("combine", ["best", "merge"])
+def test_it_combines_with_drafters_that_cost_nothing(exact, params, combine):
+    members = [
+        {"method": "ngram"},
+        {"method": "lookahead"},
+        {"method": "early_exit", "exit_layer": 3, "draft_sample_method": "greedy"},
+    ]
+    config = {"method": "combined", "drafters": members, "combine": combine}
+    llm = LLM(exact, speculative_config=config, seed=5, page_size=4, prefill_chunk_size=4)
+    outputs = llm.generate(PROMPTS, params)
+    assert ids(outputs) == alone(exact, params)
+    assert sum(o.metrics.speculative_decoding.num_accepted_draft_tokens for o in outputs) > 20
+
+
+def test_what_it_cannot_be_combined_with_is_named(exact):
+    exits = [{"method": "early_exit", "exit_layer": layer} for layer in (3, 1)]
+    with pytest.raises(ConfigError, match="run 1 and 3 layers of the target"):
+        LLM(exact, speculative_config={"method": "combined", "drafters": exits})
+    inner = {"method": "early_exit", "draft_sample_method": "greedy"}
+    config = {"method": "cascade", "model": exact, "drafter": inner}
+    with pytest.raises(ConfigError, match="must draft without layers of its own"):
+        LLM(exact, speculative_config=config)

@@ -34,15 +34,18 @@ class CascadeDrafter(DraftModelDrafter):
         draft_sample_method: str = PROBABILISTIC,
     ) -> None:
         """`drafter` is a method with its options, as in a config of its own, or an object; it
-        drafts without drawing and without a cache. The others are those of a draft model.
+        drafts without drawing, without a cache and without running layers of the target. The others
+        are those of a draft model.
 
         Raises ConfigError as that does, and for a drafter that can't be made or is another kind.
         """
         super().__init__(model, target, num_speculative_tokens, draft_sample_method)
         self.inner = build_member("drafter", drafter, target)
         inner = self.inner.capabilities
-        if not inner.deterministic or inner.cache is not None:
-            kept = "a cache" if inner.deterministic else "a law"
+        if not inner.deterministic or inner.cache is not None or inner.target_layers:
+            kept = "a law"
+            if inner.deterministic:
+                kept = "a cache" if inner.cache is not None else "layers"
             raise ConfigError(
                 f"drafter: a cascade's drafter must draft without {kept} of its own: valid are "
                 'methods such as "ngram", "suffix" and "recycling"'

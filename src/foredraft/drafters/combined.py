@@ -100,6 +100,12 @@ class CombinedDrafter:
                 f"drafters[{cached[1]}] keeps keys and values of its own, and so does "
                 f"drafters[{cached[0]}]: one of them at most can"
             )
+        layers = sorted({each.target_layers for each in members} - {0})
+        if len(layers) > 1:
+            raise ConfigError(
+                f"drafters run {' and '.join(map(str, layers))} layers of the target: all that do "
+                "must run the same"
+            )
         for i, each in enumerate(members):
             if not each.deterministic and (self._merges or not each.costs_passes):
                 raise ConfigError(
@@ -118,10 +124,12 @@ class CombinedDrafter:
             num_speculative_tokens=max(wishes) if length is None else length,
             cache=next((each.cache for each in members if each.cache is not None), None),
             weight_bytes=sum(each.weight_bytes for each in members),
+            working_bytes=sum(each.working_bytes for each in members),
             costs_passes=not self._free,
             max_positions=max(contexts) if len(contexts) == len(members) else None,
             top_ids=max(each.top_ids for each in members),
             prediction=any(each.prediction for each in members),
+            target_layers=max(each.target_layers for each in members),
         )
 
 
