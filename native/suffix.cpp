@@ -166,7 +166,7 @@ void SuffixIndex::prefetch(const Gram& gram) const {
 
 void SuffixIndex::enter(int level, const Gram& gram, Address at) {
   Table& table = tables_[level];
-  if (4 * (table.used + 1) > 3 * table.slots.size()) grow(level);
+  if (4 * (table.used + 1) > 3 * table.slots.size()) resize(level, 2 * table.slots.size());
   const uint64_t hashed = hash(gram, kGramLengths[level]);
   uint64_t& slot = table.slots[find(level, gram, hashed)];
   const Address newest = slot == 0 ? 0 : address_in(slot);
@@ -194,8 +194,8 @@ void SuffixIndex::leave(int level, const Gram& gram, Address at) {
     erase(level, slot);
 }
 
-void SuffixIndex::grow(int level) {
-  std::vector<uint64_t> slots(2 * tables_[level].slots.size());
+void SuffixIndex::resize(int level, size_t size) {
+  std::vector<uint64_t> slots(size);
   for (uint64_t entry : tables_[level].slots) {
     if (entry == 0) continue;
     size_t slot = hash_at(address_in(entry), kGramLengths[level]) & (slots.size() - 1);
@@ -219,6 +219,8 @@ void SuffixIndex::erase(int level, size_t slot) {
   }
   table.slots[gap] = 0;
   --table.used;
+  // So that memory follows the tokens down too: a salt may keep one short text of many.
+  if (table.slots.size() > kLeastSlots && 10 * table.used < 3 * table.slots.size()) resize(level, table.slots.size() / 2);
 }
 
 std::vector<SuffixIndex::Place> SuffixIndex::places(const std::vector<int32_t>& context, int64_t excluded) const {

@@ -69,6 +69,7 @@ class SuffixIndex {
   static constexpr int kLevels = 4;
   static constexpr std::array<int, kLevels> kGramLengths{1, 2, 4, 8};
   static constexpr int kMaxGram = 8;
+  static constexpr size_t kLeastSlots = 16;
   static constexpr int kPageBits = 6, kPageSize = 1 << kPageBits;
   using Address = uint32_t;  // page and offset of a place, from 1; 0 is none
   using Gram = std::array<int32_t, kMaxGram>;  // ends at the last element
@@ -118,7 +119,7 @@ class SuffixIndex {
   void prefetch(const Gram& gram) const;
   void enter(int level, const Gram& gram, Address at);
   void leave(int level, const Gram& gram, Address at);
-  void grow(int level);
+  void resize(int level, size_t slots);
   void erase(int level, size_t slot);
   Address append(Text& text, int32_t token);
 
@@ -132,7 +133,7 @@ class SuffixIndex {
 
   // Newest places of each gram: a tag of the gram's hash above, the address below; 0 is empty.
   struct Table {
-    std::vector<uint64_t> slots = std::vector<uint64_t>(16);
+    std::vector<uint64_t> slots = std::vector<uint64_t>(kLeastSlots);
     size_t used = 0;
   };
 

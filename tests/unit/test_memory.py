@@ -198,6 +198,24 @@ def test_too_little_says_the_sizes_and_the_least_that_would_do(pair: TinyPair) -
     assert config_of_whole.num_pages >= config_of_whole.pages_for(config_of_whole.max_model_len)
 
 
+def test_what_a_drafter_remembers_is_paid_for_and_said(pair: TinyPair) -> None:
+    config = {"method": "suffix", "suffix_decoding_max_cached_tokens": 1000}
+    bound = LLM(pair.target, speculative_config=config).drafter.capabilities.working_bytes
+    assert bound > 1000 * 36
+    for pages in (1, 5):
+        num_bytes = pair.target.weight_bytes + bound + pages * page_bytes(pair.target)
+        llm = LLM(pair.target, speculative_config=config, memory=num_bytes / GIB)
+        assert llm.config.num_pages == pages
+        assert llm.capacity_line().endswith(f"; the drafter remembers up to {size_words(bound)}")
+    with pytest.raises(
+        ConfigError, match=f"the drafter takes {size_words(bound)}, nothing is left"
+    ):
+        LLM(pair.target, speculative_config=config, memory=bound / GIB)
+    none = LLM(pair.target, speculative_config=config | {"suffix_decoding_max_cached_requests": 0})
+    assert none.drafter.capabilities.working_bytes == 0
+    assert "remembers" not in none.capacity_line()
+
+
 def test_a_share_of_the_machine_makes_an_engine(pair: TinyPair) -> None:
     llm = LLM(pair.target, memory="50%", max_model_len=32)
     assert llm.config.num_pages == llm.config.max_num_seqs * 2  # no more than can be used

@@ -4,6 +4,9 @@ table of acceptance that learns.
 
 from __future__ import annotations
 
+import random
+import sys
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -19,6 +22,7 @@ from foredraft.drafters.suffix_estimates import (
     Estimates,
 )
 from foredraft.drafters.suffix_responses import ResponseCache
+from foredraft.drafters.suffix_source import index_maker, most_bytes
 
 LIMITS = DraftLimits(8, 4.0, 0.0, False)
 
@@ -81,6 +85,26 @@ def test_tokens_are_bounded_over_all_salts() -> None:
     assert (made.num_tokens, made.num_responses) == (0, 0)
     assert not made.propose(("", 99), [1, 2], LIMITS, Estimates().values).tokens
     assert not made._indexes
+
+
+@pytest.mark.parametrize("make", [index_maker(24, 64), partial(ReferenceIndex, 24, 64)])
+def test_memory_stays_within_what_is_said(monkeypatch, make) -> None:
+    """Also of salts that have had many texts, one after the other, and keep a short one each."""
+    if isinstance(make(), ReferenceIndex):
+        monkeypatch.setitem(sys.modules, "foredraft._native", None)
+    made = ResponseCache(make, max_requests=60, max_tokens=3000, max_context=24)
+    draw = random.Random(1)
+    largest = 0
+    for number in range(300):
+        salt, length = f"salt {number // 30}", draw.choice([1, 60, 300])
+        key = tell(made, f"r{number}", [1] * 30, draw.choices(range(49152), k=length), salt)
+        for each in list(made._responses):
+            if each[0] != key[0] and made._responses[each].length < 40:
+                made.use(*each)
+        largest = max(largest, made.num_bytes)
+        assert made.num_bytes <= most_bytes(3000, 60)
+    assert len(made._indexes) > 5
+    assert largest > most_bytes(3000, 60) / 4  # and what is said is not much more
 
 
 def test_a_salt_sees_its_own_responses_only() -> None:

@@ -29,6 +29,8 @@ class Capabilities:
     # a prompt is being read, so that it can read along.
     cache: CacheShape | None = None
     weight_bytes: int = 0  # of a model of its own, as kept in memory
+    # Beside weights and keys and values, at most: what it remembers across requests.
+    working_bytes: int = 0
     # Each draft token costs a pass of a model, or a part of one; else drafting is all but free.
     costs_passes: bool = False
     max_positions: int | None = None  # a longer context gets no drafts; None: any length

@@ -15,7 +15,7 @@ from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, Step
 from foredraft.drafters.suffix_draft import DraftLimits, Proposal
 from foredraft.drafters.suffix_estimates import PRIOR_PAST, Estimates
 from foredraft.drafters.suffix_responses import Key, ResponseCache
-from foredraft.drafters.suffix_source import SuffixSource, index_maker
+from foredraft.drafters.suffix_source import SuffixSource, index_maker, most_bytes
 from foredraft.drafters.track_record import emitted, judged
 
 # LOG.md, "Suffix decoding".
@@ -113,7 +113,14 @@ class SuffixDrafter:
             suffix_decoding_min_token_prob,
             suffix_decoding_tree,
         )
-        self.capabilities = Capabilities(num_speculative_tokens=length, tree=suffix_decoding_tree)
+        remembered = 0
+        if suffix_decoding_max_cached_requests:
+            # A response that is kept has a token at least.
+            texts = min(suffix_decoding_max_cached_requests, suffix_decoding_max_cached_tokens)
+            remembered = most_bytes(suffix_decoding_max_cached_tokens, texts)
+        self.capabilities = Capabilities(
+            num_speculative_tokens=length, tree=suffix_decoding_tree, working_bytes=remembered
+        )
         depth = options.suffix_decoding_max_tree_depth
         self._make_index = index_maker(depth, MAX_OCCURRENCES)
         self._limits_of: dict[int, DraftLimits] = {}

@@ -176,9 +176,13 @@ class EngineFront:
         held = sum(
             cache.num_bytes for cache in (self.engine.cache, self.engine.draft_cache) if cache
         )
-        return capacity_words(
+        line = capacity_words(
             here, plain, self.config, self.config_without_drafter.num_pages, size_words(held)
         )
+        remembered = 0 if self.drafter is None else self.drafter.capabilities.working_bytes
+        if not remembered:
+            return line
+        return f"{line}; the drafter remembers up to {size_words(remembered)}"
 
     def _models(self, kv_dtype: str) -> list[ModelMemory]:
         """What the target takes of memory, and the drafter if there is one."""
@@ -190,7 +194,9 @@ class EngineFront:
             own = capabilities.cache
             if own is not None and kv_dtype != "auto":
                 own = replace(own, dtype=dtype)
-            models.append(ModelMemory("drafter", capabilities.weight_bytes, own))
+            models.append(
+                ModelMemory("drafter", capabilities.weight_bytes, own, capabilities.working_bytes)
+            )
         return models
 
     def _make_drafter(self, drafter: Drafter | None) -> tuple[Drafter | None, int]:

@@ -36,11 +36,26 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one model takes: its weights in bytes, and what it keeps of each position, if any."""
+    """What one model takes: its weights in bytes, what it keeps of each position, if any, and what
+    else it remembers, in bytes at most.
+    """
 
     name: str  # in messages
     weight_bytes: int
     cache: CacheShape | None
+    working_bytes: int = 0
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Whatever the number of pages."""
+        return self.weight_bytes + self.working_bytes
+
+    @property
+    def words(self) -> str:
+        """What is taken before the first page."""
+        if self.weight_bytes:
+            return f"the {self.name}'s weights take {size_words(self.fixed_bytes)}"
+        return f"the {self.name} takes {size_words(self.fixed_bytes)}"
 
 
 def choose_budget(
@@ -137,7 +152,7 @@ def plan_engine(
         raise ConfigError(f"max_model_len {length} is beyond the model's {longest} positions")
     caches = [model.cache for model in models if model.cache is not None]
     page_bytes = page_size * sum(cache.bytes_per_position for cache in caches)
-    weights = sum(model.weight_bytes for model in models) if budget.holds_weights else 0
+    weights = sum(model.fixed_bytes for model in models) if budget.holds_weights else 0
     affordable = (budget.num_bytes - weights) // page_bytes
     if affordable < 1:
         raise ConfigError(_too_little(budget, models, page_bytes, config.pages_for(length), config))
@@ -157,12 +172,8 @@ def _too_little(
     """What the budget lacks, and the least that would do."""
     if not budget.holds_weights:
         return f"{budget.asked} is less than a page of {page_bytes} bytes"
-    weights = sum(model.weight_bytes for model in models)
-    taken = ", ".join(
-        f"the {model.name}'s weights take {size_words(model.weight_bytes)}"
-        for model in models
-        if model.weight_bytes
-    )
+    weights = sum(model.fixed_bytes for model in models)
+    taken = ", ".join(model.words for model in models if model.fixed_bytes)
     left = budget.num_bytes - weights
     rest = f"{size_words(left)} are left" if left > 0 else "nothing is left"
     return (
