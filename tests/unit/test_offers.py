@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, chain, combinations, pairwise, product
 from operator import mul
 from random import Random
@@ -74,6 +75,22 @@ def test_the_nodes_kept_are_the_best_of_all_choices(drafts: list[Offer], prompt_
         assert tuple(nodes) in closed_sets(each)
     best = max(value(choice) for choice in product(*map(closed_sets, drafts)))
     assert value(kept) == pytest.approx(best)
+
+
+@given(trees(), st.integers(0, 3))
+def test_a_draft_makes_those_wait_that_have_none(draft: Offer, others: int) -> None:
+    """Under latency: the mean of seconds a token, theirs included."""
+    draft = replace(draft, may_cut=True)
+    load = Load(1 + others, 1 + others)
+    alive = Calibration().survival("r", "greedy", draft)
+
+    def value(nodes: Sequence[int]) -> float:
+        seconds = CPU.of_rows(1 + others + len(nodes))
+        return -seconds * (1.0 / (1.0 + sum(alive[node] for node in nodes)) + others)
+
+    (kept,) = Offers(Objective.LATENCY).keep(load, [draft], Costs(CPU))
+    assert tuple(kept) in closed_sets(draft)
+    assert value(kept) == pytest.approx(max(map(value, closed_sets(draft))))
 
 
 def test_confidence_that_overstates_is_corrected_by_what_happens() -> None:

@@ -58,7 +58,12 @@ class _Step:
     """A step that nodes are added to, one by one, each request's in order."""
 
     def __init__(
-        self, load: Load, prospects: Sequence[Prospect], costs: Costs, objective: Objective
+        self,
+        load: Load,
+        prospects: Sequence[Prospect],
+        costs: Costs,
+        objective: Objective,
+        others: int = 0,
     ) -> None:
         self._prospects, self._costs, self._objective = prospects, costs, objective
         latency = objective is Objective.LATENCY
@@ -68,7 +73,8 @@ class _Step:
         self._plain = curve.of_rows(self._rows)
         self._tokens = float(load.num_rows)
         self._emitted = [1.0] * len(prospects)
-        self._wait = float(len(prospects))  # sum of 1 / emitted
+        self._decoding = len(prospects) + others
+        self._wait = float(self._decoding)  # sum of 1 / emitted
         self._filled = 0.0
         self._none = 1.0  # P(no drafter finds anything)
         self._drafting: list[int] = []  # requests that draft so deep
@@ -106,7 +112,7 @@ class _Step:
     @property
     def score(self) -> float:
         if self._objective is Objective.LATENCY:
-            return len(self._emitted) / (self.seconds * self._wait)
+            return self._decoding / (self.seconds * self._wait)
         return self._tokens / self.seconds
 
 
@@ -126,10 +132,18 @@ def score(
 
 
 def allocate(
-    load: Load, prospects: Sequence[Prospect], costs: Costs, objective: Objective
+    load: Load,
+    prospects: Sequence[Prospect],
+    costs: Costs,
+    objective: Objective,
+    others: int = 0,
 ) -> tuple[Allocation, Allocation]:
-    """The best widths, and plain decoding to compare them with. The fewest nodes among equals."""
-    step = _Step(load, prospects, costs, objective)
+    """The best widths, and plain decoding to compare them with. The fewest nodes among equals.
+
+    `others`: requests that decode in the step and have no draft; a longer step is longer for them
+    too.
+    """
+    step = _Step(load, prospects, costs, objective, others)
     best = plain = Allocation(list(step.widths), step.score if prospects else 0.0)
     for index in _by_promise(prospects, objective):
         step.add(index)

@@ -85,7 +85,10 @@ async def bench_engines(
         reference = Reference(loaded)
         gc.collect()
         gc.freeze()  # what is loaded by now stays: collections need not look at it again and again
-        measured = await Sweep(servers, prompts, settings, reference.pace).run(progress)
+        try:
+            measured = await Sweep(servers, prompts, settings, reference.pace).run(progress)
+        finally:
+            gc.unfreeze()
         for server in servers:
             server.check_drafter()
             if server.policy is not None:
