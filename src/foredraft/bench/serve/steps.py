@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from statistics import median
 from typing import Any
@@ -45,6 +45,9 @@ class StepLog:
         """Nothing that the step's record doesn't say."""
 
     def stepped(self, record: StepRecord) -> None:
+        # Drafts themselves are not looked at again, and would be many for collections to look at.
+        judged = [replace(each, offer=None, tried=()) for each in record.requests]
+        record = replace(record, requests=judged)
         now = time.perf_counter()
         cycle = now - self.steps[-1].at if self.steps else None
         self.steps.append(LoggedStep(record, now, cycle))
