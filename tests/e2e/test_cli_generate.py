@@ -189,13 +189,18 @@ def test_a_terminal_gets_colours_a_legend_and_one_summary_line(tiny: Path) -> No
 
 
 def test_the_legend_explains_colours_that_are_there(tiny: Path) -> None:
-    command = [*FOREDRAFT, "generate", str(tiny), *PROMPT]
-    for more in (["--no-speculation"], ["--no-speculation", "--n", "2", "--temperature", "1"]):
-        assert "accepted draft" not in _on_terminal([*command, *more])
-    assert "accepted draft" in _on_terminal([*command, "--n", "2", "--seed", "1"])
-
-
-def test_no_color_is_respected(tiny: Path) -> None:
-    shown = _on_terminal([*FOREDRAFT, "generate", str(tiny), *PROMPT], NO_COLOR="1")
-    assert not re.search(r"\x1b\[3\d", shown)
-    assert "accepted draft" not in shown
+    """All commands in one process: starting one takes longer than all of them."""
+    without = ["--no-speculation"]
+    colourless = "import os; os.environ['NO_COLOR'] = '1'"
+    ways = [without, [*without, "--n", "2", "--temperature", "1"], ["--n", "2", "--seed", "1"], []]
+    calls = [f"assert main({['generate', str(tiny), *PROMPT, *way]}) == 0" for way in ways]
+    calls.insert(-1, colourless)
+    code = "; print('=' * 9); ".join(["from foredraft.cli.main import main", *calls])
+    plain, two, drafted, _, no_colour = _on_terminal([sys.executable, "-c", code]).split(9 * "=")[
+        1:
+    ]
+    assert "accepted draft" not in plain
+    assert "accepted draft" not in two
+    assert "accepted draft" in drafted
+    assert not re.search(r"\x1b\[3\d", no_colour)
+    assert "accepted draft" not in no_colour
