@@ -70,6 +70,11 @@ class AsyncEngine(EngineFront):
         # An engine that nobody has closed ends with its last user.
         weakref.finalize(self, self._worker.stop).atexit = False
 
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs: False once it is closed, or has died."""
+        return self._worker.alive
+
     def stream(
         self,
         prompt: Prompt,

@@ -118,7 +118,7 @@ class EngineMetrics:
         self.tally = Tally(num_speculative_tokens)
         self.registry = CollectorRegistry() if registry is None else registry
         self._engine = engine
-        self._labels = (target, drafter)
+        self.labels = (target, drafter)
         self._price_per_hour = price_per_hour
         self.registry.register(self)
 
@@ -159,17 +159,17 @@ class EngineMetrics:
         )
         for kind, tally in self.tally.types.items():
             for reason, number_ended in tally.ended.items():
-                ended.add_metric((*self._labels, kind, reason), number_ended)
+                ended.add_metric((*self.labels, kind, reason), number_ended)
         yield ended
         for name, (words, distribution) in HISTOGRAMS.items():
             histogram = HistogramMetricFamily(PREFIX + name, words, labels=OF_REQUESTS)
             for kind, tally in self.tally.types.items():
-                _fill(histogram, (*self._labels, kind), distribution(tally))
+                _fill(histogram, (*self.labels, kind), distribution(tally))
             yield histogram
 
     def _filled(self, family: Any, number: TypeNumber) -> Metric:
         for kind, tally in self.tally.types.items():
-            family.add_metric((*self._labels, kind), number(tally))
+            family.add_metric((*self.labels, kind), number(tally))
         filled: Metric = family
         return filled
 
@@ -187,9 +187,9 @@ class EngineMetrics:
         )
         for kind, tally in self.tally.types.items():
             for position, number in enumerate(tally.counts.accepted_per_position):
-                accepted.add_metric((*self._labels, kind, str(position)), number)
+                accepted.add_metric((*self.labels, kind, str(position)), number)
             for position, rate in enumerate(tally.counts.conditional_acceptance_by_position):
-                conditional.add_metric((*self._labels, kind, str(position)), rate)
+                conditional.add_metric((*self.labels, kind, str(position)), rate)
         yield accepted
         yield conditional
 
@@ -203,7 +203,7 @@ class EngineMetrics:
         )
         for kind, tally in self.tally.types.items():
             for reason, distribution in tally.widths.items():
-                _fill(widths, (*self._labels, kind, reason), distribution)
+                _fill(widths, (*self.labels, kind, reason), distribution)
         yield widths
 
     def _of_steps(self) -> Iterator[Metric]:
@@ -214,8 +214,8 @@ class EngineMetrics:
             "Seconds of the steps: the drafter's, and all others.",
             labels=(*COMMON, "part"),
         )
-        seconds.add_metric((*self._labels, "drafter"), steps.drafter_seconds)
-        seconds.add_metric((*self._labels, "rest"), steps.other_seconds)
+        seconds.add_metric((*self.labels, "drafter"), steps.drafter_seconds)
+        seconds.add_metric((*self.labels, "rest"), steps.other_seconds)
         yield seconds
         if steps.mean_step_cost is not None:
             yield self._gauge(
@@ -246,9 +246,9 @@ class EngineMetrics:
             "Pages of the cache: held by requests, cached for later ones, or free.",
             labels=(*COMMON, "state"),
         )
-        pages.add_metric((*self._labels, "used"), scheduler.pages_in_use)
-        pages.add_metric((*self._labels, "cached"), pool.num_idle)
-        pages.add_metric((*self._labels, "free"), pool.num_free)
+        pages.add_metric((*self.labels, "used"), scheduler.pages_in_use)
+        pages.add_metric((*self.labels, "cached"), pool.num_idle)
+        pages.add_metric((*self.labels, "free"), pool.num_free)
         yield pages
         yield self._counter(
             "num_preemptions",
@@ -268,12 +268,12 @@ class EngineMetrics:
 
     def _counter(self, name: str, words: str, number: float) -> Metric:
         family = CounterMetricFamily(PREFIX + name, words, labels=COMMON)
-        family.add_metric(self._labels, number)
+        family.add_metric(self.labels, number)
         return family
 
     def _gauge(self, name: str, words: str, number: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, words, labels=COMMON)
-        family.add_metric(self._labels, number)
+        family.add_metric(self.labels, number)
         return family
 
 

@@ -46,6 +46,11 @@ class Worker:
         self._draining = False
         self._thread = threading.Thread(target=self._run, name="foredraft-engine", daemon=True)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         _running.add(self)
         self._thread.start()

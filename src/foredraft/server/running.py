@@ -1,0 +1,107 @@
+"""A server's life: from an open socket through signals to its end.
+
+Knows uvicorn and signals; knows no route. The first signal lets running answers finish and refuses
+new ones; the second ends everything at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from foredraft.core.errors import ConfigError
+from foredraft.server.state import ServerState, logger
+
+CLOSE_SECONDS = 10.0  # for a step that hangs when the server ends
+IDLE_SECONDS = 30  # that a connection may wait for its next request
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 is any free one. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except (OSError, OverflowError) as error:
+        sock.close()
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from None
+    return sock
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, which goes on answering "no" while its last answers finish."""
+
+    def __init__(self, app: FastAPI, *, certfile: Path | None, keyfile: Path | None) -> None:
+        """Raises ConfigError for certificates that can't be used."""
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            ssl_certfile=None if certfile is None else str(certfile),
+            ssl_keyfile=None if keyfile is None else str(keyfile),
+        )
+        super().__init__(config)
+        try:
+            config.load()
+        except OSError as error:  # ssl's errors are among them
+            raise ConfigError(f"cannot use the TLS certificate or key: {error}") from None
+        self.state: ServerState = app.state.server
+        self._deadline = 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second aborts."""
+        if self.state.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self.state.draining = True
+        self._deadline = time.monotonic() + self.state.settings.drain_seconds
+        logger.info("draining: %d requests are open", self.state.num_http)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end: asked for ten times a second."""
+        ends = await super().on_tick(counter)
+        if not self.state.draining or ends:
+            return ends
+        if self.state.num_http == 0:
+            return True
+        if time.monotonic() >= self._deadline:
+            logger.warning("%d requests are open still and are ended", self.state.num_http)
+            self.force_exit = True
+            return True
+        return False
+
+
+def serve(server: DrainingServer, sock: socket.socket) -> None:
+    """Serve until a signal; then close the engine."""
+    asyncio.run(_serve(server, sock))
+
+
+async def _serve(server: DrainingServer, sock: socket.socket) -> None:
+    state: ServerState = server.state
+    try:
+        await server.serve(sockets=[sock])
+        await _end_answers()
+    finally:
+        state.close()
+        await state.engine.close(timeout=CLOSE_SECONDS)
+
+
+async def _end_answers() -> None:
+    """Cancel what still answers, after the second signal."""
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

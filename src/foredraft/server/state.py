@@ -1,0 +1,94 @@
+"""What the routes of one server share: its engine, settings, counts, and whether it still takes
+requests.
+
+Knows an engine from outside; knows no route and no socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from foredraft.engine.async_engine import AsyncEngine
+from foredraft.server.auth import KeyRing
+from foredraft.server.errors import APIError, queue_full
+from foredraft.server.observing import ServerMetrics
+from foredraft.server.settings import ServerSettings
+
+P = ParamSpec("P")
+T = TypeVar("T")
+logger = logging.getLogger("foredraft.server")
+WORKERS = 4  # threads for templates and tokenizers
+LONGEST_WAIT = 60  # seconds that a client is told to wait at most
+
+
+class ServerState:
+    """One for an app."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.keys = KeyRing(settings.api_keys)
+        self.metrics = ServerMetrics(engine.metrics.registry, engine.metrics.labels)
+        self.started_at = int(time.time())
+        self.draining = False
+        self.num_http = 0  # requests whose answer is not written yet
+        self._answer_seconds = 1.0  # of late, smoothed
+        self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="foredraft-server")
+
+    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work` off the event loop: templates, tokenizers and grammars take their time."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, functools.partial(work, *args, **kwargs))
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that is taken."""
+        context = self.engine.config.max_model_len - 1
+        wish = self.settings.max_prompt_tokens
+        return context if wish is None else min(context, wish)
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which there may be room, from how long answers took of late."""
+        return max(1, min(LONGEST_WAIT, math.ceil(self._answer_seconds)))
+
+    def answered(self, seconds: float) -> None:
+        """Note how long an answer took."""
+        self._answer_seconds += 0.2 * (seconds - self._answer_seconds)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count a request while it is here. Raises APIError (429) where there are too many."""
+        if self.num_http >= self.settings.max_http_requests:
+            raise queue_full(
+                f"{self.num_http} requests are open, no more are read; try again later",
+                self.retry_after,
+            )
+        self.num_http += 1
+        try:
+            yield
+        finally:
+            self.num_http -= 1
+
+    def check_model(self, name: str) -> None:
+        """Raise APIError (404) for a model that is not served here."""
+        if name not in self.settings.model_names:
+            served = ", ".join(self.settings.model_names)
+            raise APIError(
+                404,
+                f"the model {name[:100]!a} is not served here; served is {served}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,125 @@
+"""From a request's fields to what the engine takes.
+
+Knows both sides' names; knows no route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from foredraft.core.sampling import SamplingParams
+from foredraft.engine.submission import RequestOptions
+from foredraft.server.errors import APIError
+from foredraft.server.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+    Text,
+)
+
+# Fields of the same name and meaning as in SamplingParams.
+_SAME = (
+    "n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "min_tokens", "ignore_eos", "stop", "stop_token_ids",
+    "allowed_token_ids", "banned_token_ids", "include_stop_str_in_output", "skip_special_tokens",
+    "prompt_logprobs", "seed",
+)  # fmt: skip
+
+
+def completion_params(request: CompletionRequest) -> SamplingParams:
+    """Raises InvalidRequest, APIError."""
+    values = _values(request)
+    if request.max_tokens is not None:
+        values["max_tokens"] = request.max_tokens
+    if request.logprobs is not None:
+        values["logprobs"] = request.logprobs
+        if request.echo and request.prompt_logprobs is None:
+            values["prompt_logprobs"] = request.logprobs
+    return SamplingParams(**values)
+
+
+def chat_params(request: ChatRequest) -> SamplingParams:
+    """Raises InvalidRequest, APIError."""
+    values = _values(request)
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise APIError(
+            400,
+            f"max_tokens is {request.max_tokens} and max_completion_tokens "
+            f"{request.max_completion_tokens}: give one",
+            param="max_completion_tokens",
+        )
+    values["max_tokens"] = limits.pop() if limits else None
+    if request.top_logprobs is not None and not request.logprobs:
+        raise APIError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    if request.logprobs:
+        values["logprobs"] = request.top_logprobs or 0
+    return SamplingParams(**values)
+
+
+def request_options(request: SamplingFields) -> RequestOptions:
+    """Raises InvalidRequest."""
+    speculation, prediction = request.speculation, request.prediction
+    return RequestOptions(
+        request_type=request.request_type or "",
+        cache_salt=request.cache_salt or "",
+        speculate=speculation is None or speculation.enabled,
+        num_speculative_tokens=None if speculation is None else speculation.num_speculative_tokens,
+        prediction=None if prediction is None else joined(prediction.content),
+    )
+
+
+def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as chat templates know them: OpenAI's "developer" is their "system"."""
+    return [
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": joined(message.content),
+        }
+        for message in messages
+    ]
+
+
+def joined(text: Text) -> str:
+    """The text of all parts."""
+    return text if isinstance(text, str) else "".join(part.text for part in text)
+
+
+def prompts_of(request: CompletionRequest, most: int) -> list[str | list[int]]:
+    """The prompts, each as text or token ids. Raises APIError."""
+    given = request.prompt
+    prompts: list[Any] = [given] if isinstance(given, str) else list(given)
+    if prompts and isinstance(prompts[0], int):
+        prompts = [prompts]
+    if not prompts or len(prompts) > most:
+        raise APIError(
+            400, f"prompt must hold 1 to {most} prompts, got {len(prompts)}", param="prompt"
+        )
+    return prompts
+
+
+def check_stream_options(request: SamplingFields) -> None:
+    """Raise APIError for options of a stream where nothing is streamed."""
+    if request.stream_options is not None and not request.stream:
+        raise APIError(400, "stream_options needs stream to be true", param="stream_options")
+
+
+def _values(request: SamplingFields) -> dict[str, Any]:
+    check_stream_options(request)
+    values = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    if request.logit_bias is not None:
+        values["logit_bias"] = _biases(request.logit_bias)
+    return values
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise APIError(400, f"logit_bias: {token[:40]!a} is not a token id", param="logit_bias")
+        if int(token) in biases:
+            raise APIError(400, f"logit_bias names token {int(token)} twice", param="logit_bias")
+        biases[int(token)] = bias
+    return biases
