@@ -59,7 +59,7 @@ def assert_empty(llm):
 
 @ALL
 @BOTH
-@pytest.mark.parametrize("width", [1, 6])
+@pytest.mark.parametrize("width", [2, 6])
 def test_it_changes_nothing(named, params, width):
     llm = llm_of(named, width)
     outputs = llm.generate(PROMPTS, params)
@@ -106,9 +106,8 @@ def test_a_free_drafter_spares_the_models_passes():
     assert 0 < asked < steps
 
 
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
 @pytest.mark.parametrize("way", ["best", "merge"])
-def test_the_law_is_the_targets(small, rule, way):
+def test_the_law_is_the_targets(small, way):
     """At temperature 0.8, whatever was learned of other requests; drawn drafts too where chosen
     before they are drawn.
     """
@@ -116,12 +115,12 @@ def test_the_law_is_the_targets(small, rule, way):
     if way == "merge":
         model["draft_sample_method"] = "greedy"
     drafter = CombinedDrafter(small, [*FREE, model], combine=way)
-    llm = speculating(small, drafter, rule, width=4)
+    llm = speculating(small, drafter, "standard", width=4)
     observed = [0] * VOCAB**LENGTH
     drafted = 0
-    for output in llm.generate([[*PROMPT, 4, 2, *PROMPT]] * 800, SAMPLED):
+    for output in llm.generate([[*PROMPT, 4, 2, *PROMPT]] * 500, SAMPLED):
         drafted += output.metrics.speculative_decoding.num_draft_tokens
         observed[sum(t * VOCAB**i for i, t in enumerate(reversed(output.token_ids)))] += 1
-    assert drafted > 500
+    assert drafted > 300
     law = enumerate_law(small, 0.8, prompt=[*PROMPT, 4, 2, *PROMPT])
     assert chi_square(observed, law) >= 1e-3

@@ -111,7 +111,7 @@ def test_the_targets_noise_is_shared_under_other_ids(target):
 
 @EACH
 @BOTH
-@pytest.mark.parametrize("size", [24, 32, 40])
+@pytest.mark.parametrize("size", [24, 40])
 def test_few_tokens_in_common_change_nothing(target, plain, way, params, size):
     """Of another size, a third of its tokens strange; in few pages, under penalties."""
     draft = twin(size, permutation(size, 3), seed=6, strange=size // 3)
@@ -154,14 +154,14 @@ def test_only_shared_tokens_are_drafted_and_their_law_is_true(target):
         torch.testing.assert_close(made.probs[0], law / law.sum())
 
 
-@pytest.mark.parametrize("rule", ["standard", "block", "coupled"])
+@pytest.mark.parametrize("rule", ["standard", "block"])
 def test_the_law_is_the_targets(small, rule):
     places = permutation(VOCAB, 2)
     draft = twin(VOCAB, places, seed=8, strange=2)
     drafter = RecordingDrafter(DraftModelDrafter(draft, small, draft_vocabulary="shared"))
     llm = speculating(small, drafter, rule, width=2)
     observed = [0] * VOCAB**LENGTH
-    for output in llm.generate([PROMPT] * 800, SAMPLED):
+    for output in llm.generate([PROMPT] * 500, SAMPLED):
         observed[sum(t * VOCAB**i for i, t in enumerate(reversed(output.token_ids)))] += 1
     assert chi_square(observed, enumerate_law(small, 0.8)) >= 1e-3
     assert all(token < VOCAB - 2 for each in drafter.drafts for token in each.tokens)
