@@ -88,7 +88,9 @@ class Sampler:
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float64, device=device)
         self.greedy = params.temperature == 0.0
         self.plain_argmax = self.greedy and not (
-            self._adjusts_always or (params.min_tokens > 0 and end_ids)
+            self._adjusts_always
+            or (params.min_tokens > 0 and end_ids)
+            or params.structured_outputs is not None
         )
 
     def start(self, prompt: Sequence[int]) -> History:

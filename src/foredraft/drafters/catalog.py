@@ -22,6 +22,7 @@ BUILT_IN: Mapping[str, str] = {
     "combined": "foredraft.drafters.combined:CombinedDrafter",
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
     "early_exit": "foredraft.drafters.early_exit:EarlyExitDrafter",
+    "grammar": "foredraft.drafters.grammar:GrammarDrafter",
     "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
     "ngram": "foredraft.drafters.ngram:NgramDrafter",
     "suffix": "foredraft.drafters.suffix:SuffixDrafter",

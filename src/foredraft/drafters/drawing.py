@@ -18,6 +18,7 @@ from foredraft.core.acceptance import draw_from
 from foredraft.core.errors import ConfigError, UserError
 from foredraft.core.row_math import RowMath
 from foredraft.drafters.interface import DraftRequest
+from foredraft.grammar.guide import Guide, draft_mask, guide_of
 
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
 SAMPLE_METHODS = (PROBABILISTIC, GREEDY)
@@ -40,6 +41,10 @@ class DrawnChain:
     tokens: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)  # [V] each; none where no rule reads them
     confidence: list[float] = field(default_factory=list)  # one a token, where it is asked for
+    guide: Guide | None = field(init=False)  # of the output's grammar
+
+    def __post_init__(self) -> None:
+        self.guide = guide_of(self.request.matcher)
 
     @property
     def rates_tokens(self) -> bool:
@@ -76,7 +81,8 @@ class DrawnChain:
         request = self.request
         history = request.history.extended(self.tokens)
         position = len(request.tokens) + len(self.tokens)
-        return sampling.Row(request.sampler, logits, history, request.seed, position)
+        mask = draft_mask(self.guide, self.tokens, logits.device)
+        return sampling.Row(request.sampler, logits, history, request.seed, position, mask)
 
 
 def draw(

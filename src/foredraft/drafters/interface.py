@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foredraft.cache.tensors import CacheShape, KVCache
 from foredraft.core.sampling import History, Sampler, SamplingParams
+from foredraft.grammar.matcher import Matcher
 from foredraft.models.interface import LayerResume
 
 
@@ -73,6 +74,9 @@ class DraftRequest:
     # that all may share.
     cache_salt: str = ""
     prediction: Sequence[int] = ()  # the output that the client expects; a hint
+    # Where the output is held to a grammar: its state after `tokens`. To be read and forked, not
+    # moved: several drafters may look at it. What it forbids is never accepted.
+    matcher: Matcher | None = None
     # A node that is less likely than this to be accepted, once its parent is, is not wanted.
     confidence_threshold: float = 0.0
     # The rule of what pays: node number i of a draft is wanted if its whole path is accepted with

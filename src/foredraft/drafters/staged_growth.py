@@ -25,6 +25,7 @@ from foredraft.core.trees import topology
 from foredraft.drafters.drawing import draw, keep
 from foredraft.drafters.growth import ChainGrowth, Rows
 from foredraft.drafters.interface import Draft, DraftRequest
+from foredraft.grammar.guide import draft_mask
 from foredraft.kernels.interface import Segment
 
 
@@ -52,7 +53,8 @@ class StagedGrowth(ChainGrowth):
         request = self.request
         history = request.history.extended(path)
         position = len(request.tokens) + len(path)
-        return sampling.Row(request.sampler, logits, history, request.seed, position)
+        mask = draft_mask(self.drawn.guide, path, logits.device)
+        return sampling.Row(request.sampler, logits, history, request.seed, position, mask)
 
     def settle(
         self,

@@ -30,6 +30,7 @@ from foredraft.core.sampling import Row
 from foredraft.core.truncation import WHOLE, truncate
 from foredraft.drafters.growth import Computed, Growth, Rows
 from foredraft.drafters.interface import Draft, DraftRequest
+from foredraft.grammar.guide import draft_mask, guide_of
 from foredraft.kernels.interface import Segment
 
 NO_TREE, TOP_K, SAMPLED = "none", "top_k", "sampled"
@@ -109,6 +110,7 @@ class TreeGrowth(Growth):
         self.asking: list[int] = [-1]  # whose children come next
         self._level: list[int] = []  # nodes that the next pass computes
         self._computed = Computed()
+        self._guide = guide_of(request.matcher)
 
     @property
     def done(self) -> bool:
@@ -160,7 +162,8 @@ class TreeGrowth(Growth):
         request = self.request
         history = request.history.extended(path)
         position = len(request.tokens) + len(path)
-        return Row(request.sampler, logits, history, request.seed, position)
+        mask = draft_mask(self._guide, path, logits.device)
+        return Row(request.sampler, logits, history, request.seed, position, mask)
 
     def wanted(self, node: int) -> int:
         """How many children `node` is to have, by what is there already."""

@@ -161,6 +161,7 @@ def _view(
         num_cached=request.num_draft_cached,
         cache_salt=request.cache_salt,
         prediction=request.prediction,
+        matcher=request.matcher.fork() if request.matcher is not None and row.emits else None,
         confidence_threshold=stopping.confidence_threshold,
         least_path=stopping.least_path,
     )

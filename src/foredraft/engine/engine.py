@@ -22,6 +22,7 @@ from foredraft.drafters.interface import Drafter, StepResult
 from foredraft.engine.config import EngineConfig
 from foredraft.engine.drafting import ask
 from foredraft.engine.exiting import computing
+from foredraft.engine.fitting import fitted
 from foredraft.engine.logprobs import token_logprobs
 from foredraft.engine.observing import Commit, Observer, step_record
 from foredraft.engine.outputs import TokenLogprobs
@@ -212,6 +213,7 @@ class Engine:
         policy, vocab_size = self.scheduler.policy, self.model.config.vocab_size
         stopping = policy.stopping(plan.load)
         drafts = ask(self.drafter, plan.rows, vocab_size, self.draft_cache, stopping, self.cache)
+        drafts = fitted(plan.rows, drafts)
         offers = offers_of(plan, drafts)
         drafts = trimmed(policy, plan, drafts, offers)
         drafted = time.perf_counter()

@@ -24,6 +24,7 @@ from foredraft.engine.outputs import (
     TokenLogprobs,
 )
 from foredraft.engine.stops import Stop, StopRules, check_stop, safe_text_length
+from foredraft.grammar.matcher import Matcher
 from foredraft.models.tokenizer import Detokenizer
 
 
@@ -53,10 +54,11 @@ class Request:
         max_width: int | None = None,
         cache_salt: str = "",
         prediction: Sequence[int] = (),
+        matcher: Matcher | None = None,
     ) -> None:
         """`request_type` "": labelled by its sampling. `max_width`: most draft tokens a step.
         `cache_salt`: computed pages are shared with requests of the same one alone. `prediction`:
-        the output that is expected, for drafters.
+        the output that is expected, for drafters. `matcher`: of the output's grammar, at its start.
         """
         self.id = request_id
         self.group = group  # shared by the completions of one prompt
@@ -66,6 +68,7 @@ class Request:
         self.max_width = max_width
         self.cache_salt = cache_salt
         self.prediction = tuple(prediction)
+        self.matcher = matcher  # behind the committed output
         self.sampler = sampler
         self.rules = rules
         self.seed = seed
@@ -161,7 +164,11 @@ class Request:
         self.origins.append(origin)
         piece = self._detokenizer.push([token])
         self.text += piece
-        self.stop = check_stop(self.rules, token, self.num_output, self.text, len(piece))
+        complete = False
+        if self.matcher is not None:
+            self.matcher.accept(token)
+            complete = self.matcher.is_complete
+        self.stop = check_stop(self.rules, token, self.num_output, self.text, len(piece), complete)
         return self.stop is not None
 
     def end_step(self, num_appended: int) -> None:
@@ -175,6 +182,7 @@ class Request:
         """End for good: settle the text and the reason. The caller takes the pages back."""
         self.stop, self.error = stop, error
         self.status = Status.FINISHED
+        self.matcher = None
         if stop.text_end is None:
             self.text += self._detokenizer.finish()
         else:
@@ -231,6 +239,8 @@ class Request:
             "log-probabilities for every output token": self.params.logprobs is None
             or len(self.logprobs) == self.num_output,
             "counts of the emitted tokens": self.counts.num_emitted_tokens == self.num_output,
+            "the grammar followed up to the last token": self.matcher is None
+            or self.matcher.num_tokens == self.num_output,
             "no page twice": len(set(self.pages)) == len(self.pages),
             "drafter's positions within the computed ones": 0
             <= self.num_draft_cached

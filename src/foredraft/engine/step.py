@@ -19,13 +19,14 @@ from foredraft.core.block_verification import block
 from foredraft.core.errors import UserError
 from foredraft.core.rejection import rejection
 from foredraft.core.row_math import RowMath
-from foredraft.core.sampling import History, Row, answers, failure
+from foredraft.core.sampling import Row, answers, failure
 from foredraft.core.synthetic import synthetic
 from foredraft.core.typical import typical
 from foredraft.engine.config import Rule
 from foredraft.engine.drafting import NO_DRAFT, CheckedDraft
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduled
+from foredraft.grammar.guide import Guide
 from foredraft.kernels.interface import Segment
 from foredraft.models.interface import FlatBatch, LayerResume
 
@@ -44,6 +45,7 @@ class Window:
     draft: CheckedDraft
     prompt_logits: int | None  # row of the first chain row's logits, where the prompt's are asked
     root_logits: int  # row of the pending token's logits; the draft nodes' follow it
+    guide: Guide | None  # of the output's grammar, where there is one
 
     @property
     def num_nodes(self) -> int:
@@ -58,6 +60,10 @@ class Window:
     @property
     def num_rows(self) -> int:
         return self.chain + self.num_nodes + self.num_own
+
+    def path(self, node: int) -> list[int]:
+        """The draft tokens from the pending token down to `node`."""
+        return [self.draft.tokens[i] for i in self.draft.tree.path(node)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ def build_windows(
                 draft=draft,
                 prompt_logits=first_logits if of_prompt else None,
                 root_logits=first_logits + chain - 1 - skipped,
+                guide=None if request.matcher is None else Guide(request.matcher),
             )
         )
     return windows, FlatBatch(token_ids, segments, logit_rows, resumes)
@@ -133,6 +140,11 @@ def verify(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> list
 def _outcome(window: Window, verdict: Verdict | BadRow) -> Outcome:
     if isinstance(verdict, BadRow):
         return Outcome(accepted=window.draft.tree.path(verdict.node), error=str(verdict))
+    if window.guide is not None:
+        tokens = [window.draft.tokens[node] for node in verdict.accepted]
+        if not window.guide.follows([*tokens, verdict.next_token]):
+            error = f"the grammar can't go on from token {verdict.next_token}, which it allowed"
+            return Outcome(accepted=verdict.accepted, error=error)
     return Outcome(verdict.accepted, verdict.next_token, verdict.origin)
 
 
@@ -197,8 +209,20 @@ def _answer(
             replies[number] = best[at] if error is None else error
             continue
         position = request.num_tokens + depth
-        history = _history(window, node)
-        row = Row(request.sampler, logits[at], history, request.seed, position)
+        path = window.path(node)
+        try:
+            mask = None if window.guide is None else window.guide.mask(path)
+        except UserError as error_of_grammar:
+            replies[number] = error_of_grammar
+            continue
+        row = Row(
+            request.sampler,
+            logits[at],
+            request.history.extended(path),
+            request.seed,
+            position,
+            None if mask is None else mask.to(logits.device),
+        )
         rows[number] = row, by_own_token
     if rows:
         replies |= zip(rows, answers(list(rows.values()), row_math), strict=True)
@@ -206,8 +230,3 @@ def _answer(
         BadRow(node, str(reply)) if isinstance(reply := replies[number], UserError) else reply
         for number, (_, node) in enumerate(asked)
     ]
-
-
-def _history(window: Window, node: int) -> History:
-    history, draft = window.request.history, window.draft
-    return history.extended([draft.tokens[i] for i in draft.tree.path(node)])

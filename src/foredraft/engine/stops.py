@@ -35,12 +35,18 @@ class Stop:
 
 
 def check_stop(
-    rules: StopRules, token: int, num_output: int, text: str, num_new_chars: int
+    rules: StopRules,
+    token: int,
+    num_output: int,
+    text: str,
+    num_new_chars: int,
+    complete: bool = False,
 ) -> Stop | None:
     """Decide after appending `token`, the `num_output`-th output token, whose text ends `text`.
 
     Only matches that end within the last `num_new_chars` characters are new. A stop wins over
-    length on the same token. Stop strings and stop ids count only from `min_tokens` on.
+    length on the same token. Stop strings and stop ids count only from `min_tokens` on, and so does
+    `complete`: the grammar of the answer leaves nothing to follow.
     """
     if num_output >= rules.min_tokens:
         # The text of a stop token is shown only where stop strings are.
@@ -56,6 +62,8 @@ def check_stop(
                 string, start = found
                 end = start + len(string) if rules.include_stop_string else start
                 return Stop("stop", string, end)
+        if complete:
+            return Stop("stop")
     if num_output >= rules.max_tokens:
         return Stop("length")
     return None

@@ -17,11 +17,12 @@ from typing import Any
 from foredraft.core.coins import mix
 from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import Sampler, SamplingParams
-from foredraft.engine.config import SpeculativeConfig, Verification, default_rule
+from foredraft.engine.config import Rule, SpeculativeConfig, Verification, default_rule
 from foredraft.engine.exiting import computing
 from foredraft.engine.outputs import RequestOutput
 from foredraft.engine.request import Request
 from foredraft.engine.stops import StopRules
+from foredraft.grammar.compiler import CompiledGrammar, compiler_of
 from foredraft.models.chat import Message
 from foredraft.models.load import LoadedModel
 from foredraft.models.tokenizer import Detokenizer
@@ -115,6 +116,7 @@ class RequestFactory:
     ) -> None:
         """`predicts`: the drafter reads predictions; else requests that have one are refused."""
         self._loaded = loaded
+        self._grammars = compiler_of(loaded.tokenizer, loaded.config.vocab_size)
         self._predicts = predicts
         self._max_model_len = max_model_len
         self._speculative = speculative
@@ -153,6 +155,13 @@ class RequestFactory:
             loaded.model.kernels.row_math,
             loaded.device,
         )
+        verification = self._verification(params)
+        grammar = self.grammar(params)
+        if grammar is not None and verification.rule is Rule.SYNTHETIC:
+            raise InvalidRequest(
+                "structured_outputs can't be honoured with rejection_sample_method 'synthetic', "
+                "which accepts tokens whatever they are"
+            )
         group_id = f"request-{number}"
         requests = [
             Request(
@@ -164,16 +173,26 @@ class RequestFactory:
                 sampler=sampler,
                 rules=rules,
                 seed=mix(seed, index),
-                verification=self._verification(params),
+                verification=verification,
                 detokenizer=Detokenizer(loaded.tokenizer, params.skip_special_tokens),
                 request_type=options.request_type,
                 max_width=options.max_width,
                 cache_salt=options.cache_salt,
                 prediction=prediction,
+                matcher=None
+                if grammar is None
+                else grammar.matcher(rules.eos_token_ids | rules.stop_token_ids),
             )
             for index in range(params.n)
         ]
         return Group(text, requests)
+
+    def grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+        """What `params` hold the answer to, compiled at its first use and kept. Raises
+        InvalidRequest.
+        """
+        structured = params.structured_outputs
+        return None if structured is None else self._grammars.compile(structured)
 
     def _check_options(self, options: Any) -> RequestOptions:
         if not isinstance(options, RequestOptions):
