@@ -134,3 +134,13 @@ def test_impossible_data_sheets_are_refused(values: dict[str, float], message: s
 def test_impossible_curves_are_refused(rows, seconds, message) -> None:
     with pytest.raises(ValueError, match=message):
         CostCurve(rows, seconds)
+
+
+def test_requests_are_told_from_rows_by_passes_of_as_many_rows() -> None:
+    """A row costs 1, a request beside the first 0.25, whatever the number of rows."""
+    points = [Measured(1, 1, 0, 2.0), Measured(8, 1, 0, 9.0), Measured(8, 8, 0, 10.75)]
+    points += [Measured(32, 32, 0, 33.0 + 0.25 * 31), Measured(32, 16, 0, 33.0 + 0.25 * 15)]
+    curve = fit(points)
+    assert curve.request_seconds == pytest.approx(0.25)
+    assert curve.of_rows(32) == pytest.approx(33.0)
+    assert curve.of_step(32, 16, 0) == pytest.approx(33.0 + 0.25 * 15)

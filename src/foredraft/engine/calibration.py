@@ -33,7 +33,7 @@ BUDGET_SECONDS = 2.0
 PAGE_SIZE = 16
 SHORT, LONG = 16, 1024  # positions before the rows
 ALONE = (1, 2, 3, 4, 5, 6, 8)  # rows of one request
-TOGETHER = (8, 12, 16, 32)  # requests of one row
+TOGETHER = ((8, 8), (12, 12), (16, 16), (16, 8), (32, 32), (32, 16))  # rows, requests
 DEEP = (1, 5)  # rows of one request behind a long context
 
 
@@ -114,7 +114,7 @@ def _passes(max_positions: int) -> list[_Pass]:
     passes = [_Pass(rows, 1, short) for rows in ALONE]
     if deep > short:
         passes += [_Pass(rows, 1, deep) for rows in DEEP]
-    passes += [_Pass(rows, rows, short) for rows in TOGETHER]
+    passes += [_Pass(rows, requests, short) for rows, requests in TOGETHER]
     return sorted(passes, key=lambda each: (each.rows, each.positions))
 
 

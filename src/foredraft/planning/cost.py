@@ -133,20 +133,37 @@ def fit(points: Sequence[Measured]) -> CostCurve:
     position = max(0.0, slopes.pop(1, 0.0))
     row_position = _mean([max(0.0, (s - position) / (rows - 1)) for rows, s in slopes.items()])
     many = [p for p in points if p.requests > 1]
-    beside = [
-        (p.seconds - alone[p.rows].seconds - position * (p.positions - least)) / (p.requests - 1)
-        for p in many
-        if p.rows in alone
-    ]
-    request = max(0.0, _mean(beside))
+    request = max(0.0, _mean(_beside_each_other([*alone.values(), *many], position)))
     curve = {rows: p.seconds - position * least for rows, p in alone.items()}
+    together: dict[int, list[float]] = {}
     for p in many:
         rest = p.seconds - position * p.positions - request * (p.requests - 1)
-        curve.setdefault(p.rows, rest)
+        together.setdefault(p.rows, []).append(rest)
+    curve = {rows: _mean(rests) for rows, rests in together.items()} | curve
     rows = tuple(sorted(curve))
     floor = 0.01 * alone[1].seconds  # noise may eat a whole pass
     seconds = _never_falling([max(floor, curve[n]) for n in rows])
     return CostCurve(rows, tuple(seconds), request, position, row_position)
+
+
+def _beside_each_other(points: Sequence[Measured], position: float) -> list[float]:
+    """What one request more adds to a pass of as many rows, for every number of rows that was
+    measured with different numbers of requests.
+    """
+    by_rows: dict[int, list[Measured]] = {}
+    for p in points:
+        by_rows.setdefault(p.rows, []).append(p)
+    found = []
+    for group in by_rows.values():
+        few, most = min(group, key=_requests), max(group, key=_requests)
+        if most.requests > few.requests:
+            more = most.seconds - few.seconds - position * (most.positions - few.positions)
+            found.append(more / (most.requests - few.requests))
+    return found
+
+
+def _requests(p: Measured) -> int:
+    return p.requests
 
 
 def _never_falling(values: Sequence[float]) -> list[float]:
