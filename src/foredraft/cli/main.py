@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli import bench, certify, chat, describe, export, generate, plan, pull
+from foredraft.cli import bench, certify, chat, describe, export, generate, plan, pull, serve
 from foredraft.cli.console import one_line
 from foredraft.cli.interrupts import ModelCommand
 from foredraft.cli.streams import CLOSED_PIPE, OutputError, guarded_streams
@@ -38,6 +38,7 @@ app = typer.Typer(
 )
 app.command("generate", cls=ModelCommand)(generate.generate)
 app.command("chat", cls=ModelCommand)(chat.chat)
+app.command("serve", cls=ModelCommand)(serve.serve)
 app.command("info", cls=ModelCommand)(describe.describe)
 app.command("certify", cls=ModelCommand)(certify.certify)
 app.command("export", cls=ModelCommand)(export.export)

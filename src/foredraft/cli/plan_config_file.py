@@ -41,18 +41,7 @@ def read_speculative_config(path: str) -> dict[str, Any] | None:
 
     Raises ConfigError for a file that can't be read, is no TOML, or says nothing of it.
     """
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(LONGEST_FILE + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"cannot read --speculative-config {path!r}: {reason}") from None
-    if len(data) > LONGEST_FILE:
-        raise ConfigError(f"--speculative-config {path!r} is longer than {LONGEST_FILE} bytes")
-    try:
-        found = tomllib.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # not UTF-8, no TOML, thousands of brackets
-        raise ConfigError(f"--speculative-config {path!r} is not TOML: {error}") from None
+    found = read_toml(path, "--speculative-config")
     config = found.get(TABLE)
     if found.get(PLAIN) is True and config is None:
         return None
@@ -61,6 +50,22 @@ def read_speculative_config(path: str) -> dict[str, Any] | None:
             f"--speculative-config {path!r} needs a table [{TABLE}], or {PLAIN} = true"
         )
     return config
+
+
+def read_toml(path: str, option: str) -> dict[str, Any]:
+    """The file's values. Raises ConfigError, naming the option that gave its name."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(LONGEST_FILE + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot read {option} {path!r}: {reason}") from None
+    if len(data) > LONGEST_FILE:
+        raise ConfigError(f"{option} {path!r} is longer than {LONGEST_FILE} bytes")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, no TOML, thousands of brackets
+        raise ConfigError(f"{option} {path!r} is not TOML: {error}") from None
 
 
 def write_config_file(

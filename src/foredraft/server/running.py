@@ -84,7 +84,7 @@ class DrainingServer(uvicorn.Server):
         return False
 
 
-def serve(server: DrainingServer, sock: socket.socket) -> None:
+def serve_until_signal(server: DrainingServer, sock: socket.socket) -> None:
     """Serve until a signal; then close the engine."""
     asyncio.run(_serve(server, sock))
 
