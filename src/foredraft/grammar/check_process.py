@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from foredraft.grammar.limits import parser_limits
 
-CPU_SECONDS = 3  # of everything here; then the system ends the process
+CPU_SECONDS = 2  # of everything here; then the system ends the process
 MEMORY_BYTES = 2 << 30
 # Less than threads have elsewhere, so that what fits here fits there.
 STACK_BYTES = 2 << 20

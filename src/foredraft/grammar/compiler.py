@@ -48,7 +48,8 @@ class GrammarCompiler:
     def __init__(self, source: TokenSource, vocab_size: int) -> None:
         self._source = source
         self._vocab_size = vocab_size
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is kept
+        self._reading = threading.Lock()  # of the vocabulary
         self._vocabulary: GrammarVocabulary | None = None
         self._kept: OrderedDict[StructuredOutputs, CompiledGrammar | str] = OrderedDict()
 
@@ -60,11 +61,14 @@ class GrammarCompiler:
         """
         with self._lock:
             made = self._kept.pop(structured, None)
-            if made is None:
-                made = self._make(structured)
-            self._kept[structured] = made
-            if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
+            if made is not None:
+                self._kept[structured] = made
+        if made is None:
+            made = self._make(structured)  # not under the lock: it may take seconds
+            with self._lock:
+                made = self._kept.setdefault(structured, made)
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
         if isinstance(made, str):
             raise InvalidRequest(f"structured_outputs.{structured.kind} can't be used: {made}")
         return made
@@ -80,9 +84,10 @@ class GrammarCompiler:
             fault = fault_in_process(grammar)
             if fault:
                 return described(fault)
-        if self._vocabulary is None:
-            self._vocabulary = GrammarVocabulary(self._source, self._vocab_size)
-        vocabulary = self._vocabulary
+        with self._reading:
+            if self._vocabulary is None:
+                self._vocabulary = GrammarVocabulary(self._source, self._vocab_size)
+            vocabulary = self._vocabulary
         limits = parser_limits()
         matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
@@ -97,6 +102,10 @@ def grammar_of(structured: StructuredOutputs) -> str:
     kind = structured.kind
     if kind in ("json", "json_object"):
         schema = ANY_OBJECT if kind == "json_object" else str(structured.json)
+        if schema == "false":
+            raise ValueError("nothing can satisfy it")
+        if schema == "true":
+            schema = "{}"
         if structured.disable_any_whitespace:
             return LLMatcher.grammar_from_json_schema(
                 schema, overrides={"whitespace_flexible": False}
