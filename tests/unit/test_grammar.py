@@ -163,7 +163,7 @@ def test_control_tokens_are_no_text():
 def test_forced_tokens_are_the_only_ones_allowed():
     at = matcher(StructuredOutputs(json=PERSON, disable_any_whitespace=True))
     forced = at.forced(20)
-    assert text(forced) == '{"name'  # the quote could be of this token or of the next
+    assert text(forced).startswith('{"name')  # what comes next may be spelled in several ways
     assert at.forced(2) == forced[:2]
     assert at.forced(0) == []
     assert at.num_tokens == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,7 @@ from foredraft.cli.options import (
 )
 from foredraft.cli.prompt import read_prompt
 from foredraft.cli.stream import TokenWriter, write_stream
+from foredraft.cli.structure import StructureOptions
 from foredraft.cli.summary import Comparison, output_values, summary_line
 from foredraft.core.errors import ConfigError, UserError
 
@@ -63,11 +65,13 @@ def generate(
     json_output: JsonFlag = False,
     *,
     sampling: SamplingOptions,
+    structure: StructureOptions,
     speculation: SpeculationOptions,
     runtime: RuntimeOptions,
 ) -> None:
     """Generate text from one prompt, each token coloured by where it came from."""
-    params, config = sampling.params(n), speculation.config()
+    params = replace(sampling.params(n), structured_outputs=structure.structured_outputs())
+    config = speculation.config()
     if compare and config is None:
         raise ConfigError("--compare needs speculation to compare with plain decoding")
     if compare and n > 1:

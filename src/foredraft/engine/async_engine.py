@@ -93,6 +93,15 @@ class AsyncEngine(EngineFront):
         """
         return self._read(self._prepare(prompt, params, options), deltas=True)
 
+    async def prepare(self, params: SamplingParams) -> None:
+        """Compile the grammar of `params.structured_outputs` without holding up the event loop: a
+        new one takes milliseconds, a large one seconds. `stream` then finds it ready.
+
+        Raises InvalidRequest, as `stream` would.
+        """
+        if check_params(params).structured_outputs is not None:
+            await asyncio.to_thread(self._requests.prepare, params)
+
     async def generate(
         self,
         prompt: Prompt,
@@ -104,6 +113,8 @@ class AsyncEngine(EngineFront):
         Raises InvalidRequest, QueueFull, EngineClosed.
         """
         finished = None
+        if params is not None:
+            await self.prepare(params)
         group = self._prepare(prompt, params, options)
         async with aclosing(self._read(group, deltas=False)) as deltas:
             async for delta in deltas:

@@ -1,5 +1,5 @@
-"""Drafts under a grammar, before the target's pass: what can never be accepted is left out, what the
-grammar forces is put in.
+"""Drafts under a grammar, before the target's pass: what can never be accepted is left out, and
+what the grammar forces is put in.
 
 Knows checked drafts and the grammars of requests; knows neither logits nor any drafter. A forced
 token is the only one that the mask of its row allows, so it is sure to be accepted, and drafting it

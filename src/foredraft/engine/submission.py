@@ -194,6 +194,11 @@ class RequestFactory:
         structured = params.structured_outputs
         return None if structured is None else self._grammars.compile(structured)
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Have ready what `make` would have to compile for `params`. Raises InvalidRequest."""
+        with computing:
+            self.grammar(check_params(params))
+
     def _check_options(self, options: Any) -> RequestOptions:
         if not isinstance(options, RequestOptions):
             raise InvalidRequest(f"request options must be RequestOptions, got {_short(options)}")
