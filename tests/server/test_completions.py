@@ -167,7 +167,7 @@ def test_mistakes_are_told_by_field(client: OpenAI) -> None:
         client.completions.create(model="another", prompt="a")
     assert unknown.value.code == "model_not_found"
     for field, value in {
-        "temperature": -1, "top_p": 2, "suffix": "x", "best_of": 3, "guided_json": {}, "foo": 1,
+        "temperature": -1, "top_p": 2, "suffix": "x", "best_of": 3, "bad_words": ["a"], "foo": 1,
         "max_tokens": 0, "logit_bias": {"x": 1}, "stop": ["a"] * 99, "stream_options": {},
         "seed": 2**70, "n": True,
     }.items():  # fmt: skip

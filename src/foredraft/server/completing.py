@@ -14,6 +14,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from foredraft.core.errors import InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.engine.outputs import StreamDelta
 from foredraft.server.errors import APIError, fault, from_exception, timed_out
@@ -23,6 +24,7 @@ from foredraft.server.schemas import SamplingFields
 from foredraft.server.sse import DONE, EventStream, event, unless_disconnected
 from foredraft.server.state import ServerState, logger
 
+STRUCTURED = "structured_outputs"
 FIELDS = (*SamplingParams.__dataclass_fields__, "messages", "prompt", "prediction", "cache_salt")
 
 
@@ -44,16 +46,30 @@ async def complete(
     if request.stream:
         try:
             await generation.start()
-        except BaseException:
+        except BaseException as error:
             await generation.close()
-            raise
+            raise _named(error, request) from None
         events = _events(state, generation, form, len(work.prompts))
         return EventStream(events, state.metrics.disconnected)
-    reply = await unless_disconnected(http.receive, _whole(state, generation, form))
+    try:
+        reply = await unless_disconnected(http.receive, _whole(state, generation, form))
+    except InvalidRequest as error:
+        raise _named(error, request) from None
     if reply is None:
         state.metrics.disconnected()
         return Response(status_code=499)
     return reply
+
+
+def _named(error: BaseException, request: SamplingFields) -> BaseException:
+    """`error` by the field that the client gave: a response format is a structured output."""
+    words = str(error)
+    if isinstance(error, InvalidRequest) and words.startswith(STRUCTURED):
+        if getattr(request, "response_format", None) is not None:
+            field = "response_format"
+            return APIError(400, field + words.removeprefix(STRUCTURED), param=field)
+        return APIError(400, words, param=STRUCTURED)
+    return error
 
 
 async def _whole(state: ServerState, generation: Generation, form: Form) -> JSONResponse:

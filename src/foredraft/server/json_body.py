@@ -14,7 +14,7 @@ from typing import Any
 
 from foredraft.server.errors import APIError
 
-MAX_DEPTH = 64
+MAX_DEPTH = 128
 MAX_DIGITS = 32
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 

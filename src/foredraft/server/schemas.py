@@ -72,17 +72,38 @@ class Prediction(Strict):
     content: Text
 
 
-_GUIDED = "give structured_outputs"
+class StructuredFields(Strict):
+    """What the answer must be: one of the first five."""
+
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+
+
+class JsonSchema(Strict):
+    """A JSON schema with a name, as OpenAI has it. It is always kept to, strict or not."""
+
+    name: Annotated[str, Field(max_length=256)]
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """Free text, any JSON object, or JSON by a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
 _REFUSED = {
     "best_of": "completions are not ranked; ask for n",
     "bad_words": "give banned_token_ids or logit_bias",
     "use_beam_search": "beam search is not sampling",
-    "guided_json": _GUIDED,
-    "guided_regex": _GUIDED,
-    "guided_choice": _GUIDED,
-    "guided_grammar": _GUIDED,
     "guided_decoding_backend": "there is one",
-    "structured_outputs": "this server has no structured output",
 }
 
 
@@ -114,6 +135,11 @@ class SamplingFields(Strict):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
     cache_salt: Label | None = None
+    structured_outputs: StructuredFields | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # foredraft's.
     banned_token_ids: list[TokenId] | None = None
     speculation: Speculation | None = None
@@ -159,12 +185,6 @@ class ChatMessage(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Text
-
-
-class ResponseFormat(Strict):
-    """Free text."""
-
-    type: Literal["text"]
 
 
 class ChatRequest(SamplingFields):

@@ -25,7 +25,7 @@ from foredraft.server.settings import ServerSettings
 P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger("foredraft.server")
-WORKERS = 4  # threads for templates and tokenizers
+WORKERS = 8  # threads for templates, tokenizers and grammars
 LONGEST_WAIT = 60  # seconds that a client is told to wait at most
 
 

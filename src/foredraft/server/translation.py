@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from foredraft.core.sampling import SamplingParams
+from foredraft.core.structured_outputs import StructuredOutputs
 from foredraft.engine.submission import RequestOptions
 from foredraft.server.errors import APIError
 from foredraft.server.schemas import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
+    ResponseFormat,
     SamplingFields,
     Text,
 )
@@ -52,6 +54,12 @@ def chat_params(request: ChatRequest) -> SamplingParams:
             param="max_completion_tokens",
         )
     values["max_tokens"] = limits.pop() if limits else None
+    if request.response_format is not None and request.response_format.type != "text":
+        if "structured_outputs" in values:
+            raise APIError(
+                400, "response_format: structured outputs are given too", param="response_format"
+            )
+        values["structured_outputs"] = _by_format(request.response_format)
     if request.top_logprobs is not None and not request.logprobs:
         raise APIError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if request.logprobs:
@@ -109,9 +117,43 @@ def check_stream_options(request: SamplingFields) -> None:
 def _values(request: SamplingFields) -> dict[str, Any]:
     check_stream_options(request)
     values = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    structured = _structured(request)
+    if structured is not None:
+        values["structured_outputs"] = structured
     if request.logit_bias is not None:
         values["logit_bias"] = _biases(request.logit_bias)
     return values
+
+
+def _structured(request: SamplingFields) -> StructuredOutputs | None:
+    """`structured_outputs`, or one of the older `guided_*`."""
+    kinds = ("json", "regex", "choice", "grammar")
+    older = {
+        kind: value for kind in kinds if (value := getattr(request, f"guided_{kind}")) is not None
+    }
+    given = request.structured_outputs
+    if given is None:
+        return StructuredOutputs(**older) if older else None
+    if older:
+        raise APIError(
+            400, f"guided_{next(iter(older))}: structured_outputs are given too",
+            param=f"guided_{next(iter(older))}",
+        )  # fmt: skip
+    values = given.model_dump(by_alias=True, exclude_none=True)
+    return StructuredOutputs(**values)
+
+
+def _by_format(given: ResponseFormat) -> StructuredOutputs:
+    """Of OpenAI's `response_format`. Raises APIError, InvalidRequest."""
+    if given.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    named = given.json_schema
+    if named is None or named.schema_ is None:
+        raise APIError(
+            400, "response_format.json_schema.schema is missing",
+            param="response_format.json_schema.schema",
+        )  # fmt: skip
+    return StructuredOutputs(json=named.schema_)
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
