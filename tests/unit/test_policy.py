@@ -102,8 +102,17 @@ def test_latency_shares_rows_more_evenly() -> None:
 class Served:
     """One batch of requests that decode, with a coin for each draft token."""
 
-    def __init__(self, policy: AdaptivePolicy, num_requests: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        policy: AdaptivePolicy,
+        num_requests: int,
+        seed: int = 0,
+        drafter_seconds: float = 0.0,
+    ) -> None:
+        """`drafter_seconds`: of a step that asks for anything."""
         self.policy = policy
+        self.drafter_seconds = drafter_seconds
+        self.spent = 0.0
         self.random = Random(seed)
         self.ids = [str(i) for i in range(num_requests)]
         self.counts = {i: AcceptanceCounts(num_emitted_tokens=1) for i in self.ids}
@@ -126,7 +135,9 @@ class Served:
         rows = sum(each.drafted for each in judged)
         curve = self.policy.costs.curve
         seconds = curve.of_step(load.num_rows + rows, load.num_requests, load.num_positions)
-        self.policy.observe(StepRecord(load, judged, rows, 0.0, seconds))
+        drafting = self.drafter_seconds if any(widths) else 0.0
+        self.spent += drafting
+        self.policy.observe(StepRecord(load, judged, rows, drafting, seconds))
         return widths
 
     def steps(self, count: int, rate: float, filled: float = 1.0) -> list[int]:
@@ -154,6 +165,13 @@ def test_probes_are_paid_from_their_share_of_the_time() -> None:
     served = Served(AdaptivePolicy(5, LINEAR), 1)
     served.steps(40, rate=0.0)
     assert sum(served.steps(2000, rate=0.0)) <= 1.1 * 2000 / 100
+
+
+def test_a_probe_that_takes_long_is_a_debt() -> None:
+    """A draft model reads a whole prompt for its first draft: 50 passes here."""
+    served = Served(AdaptivePolicy(5, CPU, 0.9), 1, drafter_seconds=50.0)
+    served.steps(4000, rate=0.0)
+    assert 0.0 < served.spent <= 0.01 * 4000 + 2 * 50.0
 
 
 def test_a_drafter_that_stops_being_right_is_noticed_within_some_tens_of_tokens() -> None:

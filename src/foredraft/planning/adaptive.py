@@ -210,9 +210,13 @@ class AdaptivePolicy:
         if probed:
             found = any(judged.num_rows for judged in record.requests)
             accepted = any(judged.accepted for judged in record.requests)
-            if found:
-                self._credit -= cost
-            if not found:  # it cost nothing: try again soon
+            spent = cost if found else 0.0
+            if not self._drafts:  # nobody else was asked: what the drafter took is the probe's
+                spent = max(spent, record.drafter_seconds)
+            # A draft model may have had a whole prompt to read first: a debt, to be paid before
+            # the next probe.
+            self._credit -= spent
+            if spent < cost:  # next to nothing: try again soon
                 self._since_probe = PROBE_EVERY // 2
             elif not accepted or self._drafts:
                 self._since_probe = 0
