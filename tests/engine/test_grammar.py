@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
-from foredraft import LLM, InvalidRequest, RequestOptions, SamplingParams, StructuredOutputs
+from foredraft import (
+    LLM,
+    AsyncEngine,
+    InvalidRequest,
+    RequestOptions,
+    SamplingParams,
+    StructuredOutputs,
+)
 from foredraft.drafters.cascade import CascadeDrafter
 from foredraft.drafters.combined import CombinedDrafter
 from foredraft.drafters.draft_model import DraftModelDrafter
@@ -18,6 +27,7 @@ from foredraft.drafters.grammar import GrammarDrafter
 from foredraft.drafters.interface import Drafter
 from foredraft.drafters.lookahead import LookaheadDrafter
 from foredraft.drafters.ngram import NgramDrafter
+from foredraft.engine.submission import RequestFactory
 from foredraft.models.load import LoadedModel
 from foredraft.testing import (
     LiarDrafter,
@@ -287,3 +297,27 @@ def test_drawn_drafts_outside_the_grammar(make_llm):
         for output in make_llm(SkewedDrafter(law), 3, rule=rule).generate(PROMPTS, params):
             if output.finish_reason == "stop":
                 assert re.fullmatch(PATTERN, output.text)
+
+
+def test_an_event_loop_does_not_wait_for_a_grammar(target, monkeypatch):
+    """`generate` compiles in another thread; what was prepared is there for `stream`."""
+    threads: list[str] = []
+    grammar = RequestFactory.grammar
+
+    def noted(factory: RequestFactory, params: SamplingParams) -> object:
+        threads.append(threading.current_thread().name)
+        return grammar(factory, params)
+
+    monkeypatch.setattr(RequestFactory, "grammar", noted)
+
+    async def run() -> str:
+        async with AsyncEngine(target, seed=5) as engine:
+            bad = replace(GREEDY, structured_outputs=StructuredOutputs(regex="a(b"))
+            with pytest.raises(InvalidRequest, match="unclosed group"):
+                await engine.prepare(bad)
+            return (await engine.generate(PROMPT, GREEDY)).text
+
+    text = asyncio.run(run())
+    assert text == LLM(target, seed=5).generate([PROMPT], GREEDY)[0].text
+    assert threads[0].startswith("asyncio")
+    assert threads[1].startswith("asyncio")

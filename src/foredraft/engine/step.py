@@ -26,7 +26,7 @@ from foredraft.engine.config import Rule
 from foredraft.engine.drafting import NO_DRAFT, CheckedDraft
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduled
-from foredraft.grammar.guide import Guide
+from foredraft.grammar.guide import Guide, guide_of
 from foredraft.kernels.interface import Segment
 from foredraft.models.interface import FlatBatch, LayerResume
 
@@ -119,7 +119,7 @@ def build_windows(
                 draft=draft,
                 prompt_logits=first_logits if of_prompt else None,
                 root_logits=first_logits + chain - 1 - skipped,
-                guide=None if request.matcher is None else Guide(request.matcher),
+                guide=guide_of(request.matcher if scheduled.emits else None),
             )
         )
     return windows, FlatBatch(token_ids, segments, logit_rows, resumes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 
 from foredraft.core.errors import InvalidRequest
 from foredraft.core.structured_outputs import StructuredOutputs
@@ -19,6 +20,7 @@ _MULTIPLIES = re.compile(r'"(\$ref|\$dynamicRef|pattern|patternProperties|allOf|
 MOST_LINES = (
     1000  # of a Lark grammar: one rule a line at most, and rules nest as deep as their number
 )
+_AT_ONCE = threading.Semaphore(2)  # processes, however many ask
 _RULE = re.compile(r"^\s*[?!]?[A-Za-z_]", re.MULTILINE)
 
 
@@ -46,18 +48,24 @@ def check_size(structured: StructuredOutputs) -> None:
 
 
 def fault_in_process(grammar: str) -> str:
-    """llguidance's message on a grammar, empty where it has none, from a process of its own."""
+    """llguidance's message on a grammar, empty where it has none, from a process of its own.
+
+    Raises InvalidRequest where the machine is too busy to tell.
+    """
     command = [sys.executable, "-m", "foredraft.grammar.check_process"]
     try:
-        done = subprocess.run(
-            command,
-            input=grammar.encode(),
-            capture_output=True,
-            timeout=WALL_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "it takes too long to compile"
+        with _AT_ONCE:
+            done = subprocess.run(
+                command,
+                input=grammar.encode(),
+                capture_output=True,
+                timeout=WALL_SECONDS,
+                check=False,
+            )
+    except subprocess.TimeoutExpired as error:
+        raise InvalidRequest(
+            f"the structure of structured_outputs was not compiled within {WALL_SECONDS:g} seconds"
+        ) from error
     if done.returncode != 0:
         return "it takes too long, or too much memory, to compile"
     return done.stdout.decode(errors="replace")

@@ -20,7 +20,7 @@ from foredraft.grammar.limits import parser_limits
 from foredraft.grammar.matcher import GrammarMatcher
 from foredraft.grammar.vocabulary import GrammarVocabulary, TokenSource
 
-MOST_KEPT = 256  # grammars, of a model
+MOST_KEPT = 64  # grammars, of a model
 # Blanks between JSON's tokens: as many as a person would write. Were there no end of them, a model
 # could spend its whole answer on them.
 BLANKS = r"[ \t\n\r]{0,16}"
