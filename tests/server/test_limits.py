@@ -196,7 +196,7 @@ def test_draining_refuses_what_is_new_and_finishes_what_runs(
         client = server.openai()
         gate.open.clear()
         running = client.completions.create(**{**BODY, "stream": True})
-        server.state.draining = True
+        server.state.drain()
         with pytest.raises(APIStatusError) as refused:
             client.completions.create(**BODY)
         assert refused.value.status_code == 503
@@ -254,3 +254,40 @@ def test_metrics_tell_of_both_the_engine_and_the_server(server: Running) -> None
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ServerSettings(**{"model_names": ("a",), **wrong})
+
+
+def test_more_completions_than_are_ever_taken_are_a_mistake(gated: AsyncEngine) -> None:
+    with serving(gated) as server, server.http() as client:
+        answer = client.post("/v1/completions", json=BODY | {"prompt": ["a", "b", "c"]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "n"
+
+
+def test_health_is_told_however_many_ask(gated: AsyncEngine) -> None:
+    with serving(gated, max_http_requests=1) as server, server.http() as client:
+        server.state.num_http = 1
+        assert client.get("/v1/models").status_code == 429
+        assert client.get("/health").status_code == 200
+
+
+def test_a_prediction_is_drafted_and_changes_nothing(loaded: LoadedModel) -> None:
+    engine = AsyncEngine(loaded, speculative_config={"method": "prediction"})
+    with serving(engine) as server:
+        fields = {**LONG, "max_tokens": 40}
+        with server.http() as client:
+            plain = client.post("/v1/completions", json=fields).json()
+            expected = {"type": "content", "content": plain["choices"][0]["text"]}
+            found = client.post("/v1/completions", json=fields | {"prediction": expected}).json()
+    asyncio.run(engine.close())
+    assert found["choices"][0]["text"] == plain["choices"][0]["text"]
+    details = found["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > details["rejected_prediction_tokens"]
+    assert plain["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+
+
+def test_a_prediction_that_no_drafter_reads_is_refused(server: Running) -> None:
+    with server.http() as client:
+        expected = {"type": "content", "content": "abc"}
+        answer = client.post("/v1/completions", json=BODY | {"prediction": expected})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "prediction"

@@ -65,6 +65,7 @@ class AsyncEngine(EngineFront):
         )
         self.engine.observers.append(self.metrics)
         most = None if max_queued is None else self.config.max_num_seqs + max_queued
+        self.max_in_flight = most  # completions, running and queued; None: any number
         self._worker = Worker(self.engine, most)
         self._worker.start()
         # An engine that nobody has closed ends with its last user.

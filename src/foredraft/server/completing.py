@@ -17,7 +17,7 @@ from starlette.responses import Response
 from foredraft.core.errors import InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.engine.outputs import StreamDelta
-from foredraft.server.errors import APIError, fault, from_exception, timed_out
+from foredraft.server.errors import APIError, from_exception, timed_out
 from foredraft.server.forms import Form
 from foredraft.server.generation import Generation, Work
 from foredraft.server.schemas import SamplingFields
@@ -50,7 +50,8 @@ async def complete(
             await generation.close()
             raise _named(error, request) from None
         events = _events(state, generation, form, len(work.prompts))
-        return EventStream(events, state.metrics.disconnected)
+        left, patience = state.metrics.disconnected, state.settings.request_seconds
+        return EventStream(events, left, patience)
     try:
         reply = await unless_disconnected(http.receive, _whole(state, generation, form))
     except InvalidRequest as error:
@@ -105,8 +106,7 @@ async def _events(
             yield event(chunk)
         state.answered(time.monotonic() - began)
     except Exception as error:
-        found = describe(error, state) if not isinstance(error, RuntimeError) else fault()
-        yield event(found.body())
+        yield event(describe(error, state).body())
     finally:
         await generation.close()
     yield DONE

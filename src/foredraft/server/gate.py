@@ -40,8 +40,10 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         state = self._state
         try:
-            if scope["path"] not in OPEN_PATHS:
-                state.keys.check(scope["headers"])
+            if scope["path"] in OPEN_PATHS:  # and they are answered however many ask
+                await self._app(scope, receive, answer.send)
+                return
+            state.keys.check(scope["headers"])
             if state.draining and scope["method"] == "POST":
                 raise unavailable("the server is shutting down and takes no more requests")
             with state.entered():

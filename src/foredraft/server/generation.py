@@ -45,6 +45,11 @@ class Generation:
     async def start(self) -> None:
         """Queue it. Raises InvalidRequest, QueueFull, EngineClosed, APIError."""
         work, state = self._work, self._state
+        count, most = len(work.prompts) * work.params.n, state.engine.max_in_flight
+        if most is not None and count > most:
+            raise APIError(
+                400, f"{count} completions are more than the {most} taken at once", param="n"
+            )
         for prompt in work.prompts:
             stream = await state.in_thread(self._prepare, prompt)
             self._streams.append(self._shaped(stream))

@@ -59,25 +59,24 @@ class DrainingServer(uvicorn.Server):
         except OSError as error:  # ssl's errors are among them
             raise ConfigError(f"cannot use the TLS certificate or key: {error}") from None
         self.state: ServerState = app.state.server
-        self._deadline = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second aborts."""
         if self.state.draining:
             self.should_exit = self.force_exit = True
             return
-        self.state.draining = True
-        self._deadline = time.monotonic() + self.state.settings.drain_seconds
+        self.state.drain()
         logger.info("draining: %d requests are open", self.state.num_http)
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end: asked for ten times a second."""
         ends = await super().on_tick(counter)
-        if not self.state.draining or ends:
+        deadline = self.state.drain_deadline
+        if deadline is None or ends:
             return ends
         if self.state.num_http == 0:
             return True
-        if time.monotonic() >= self._deadline:
+        if time.monotonic() >= deadline:
             logger.warning("%d requests are open still and are ended", self.state.num_http)
             self.force_exit = True
             return True

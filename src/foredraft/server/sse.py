@@ -26,15 +26,20 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come. `left` is called when the client leaves before the end."""
+    """Sends events as they come. `left` is called when the client leaves before the end; one that
+    takes no event for `patience` seconds has left too.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], left: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], left: Callable[[], None], patience: float
+    ) -> None:
         self.background = None
         self.status_code = 200
         self._events = events
         self._left = left
+        self._patience = patience
         # Proxies are asked to pass each event on as it comes.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
@@ -58,7 +63,8 @@ class EventStream(Response):
                 }
             )
             async for each in self._events:
-                await send({"type": "http.response.body", "body": each, "more_body": True})
+                async with asyncio.timeout(self._patience):
+                    await send({"type": "http.response.body", "body": each, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._events.aclose()

@@ -38,7 +38,7 @@ class ServerState:
         self.keys = KeyRing(settings.api_keys)
         self.metrics = ServerMetrics(engine.metrics.registry, engine.metrics.labels)
         self.started_at = int(time.time())
-        self.draining = False
+        self.drain_deadline: float | None = None  # on the monotonic clock, once it drains
         self.num_http = 0  # requests whose answer is not written yet
         self._answer_seconds = 1.0  # of late, smoothed
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="foredraft-server")
@@ -47,6 +47,15 @@ class ServerState:
         """`work` off the event loop: templates, tokenizers and grammars take their time."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(work, *args, **kwargs))
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more requests are taken."""
+        return self.drain_deadline is not None
+
+    def drain(self) -> None:
+        """Take no more requests; those that are here have the settings' time to end."""
+        self.drain_deadline = time.monotonic() + self.settings.drain_seconds
 
     @property
     def max_prompt_tokens(self) -> int:
