@@ -174,6 +174,28 @@ def test_a_probe_that_takes_long_is_a_debt() -> None:
     assert 0.0 < served.spent <= 0.01 * 4000 + 2 * 50.0
 
 
+@pytest.mark.parametrize(("rate", "pays"), [(0.45, False), (0.97, True)])
+def test_a_drafter_with_rows_of_its_own_is_asked_for_all_or_nothing(
+    rate: float, pays: bool
+) -> None:
+    """Two guesses beside six rows of a window: without the window there would be no guesses."""
+    policy, coins, load = AdaptivePolicy(8, CPU), Random(0), Load(1, 1, 100)
+    counts = AcceptanceCounts(num_emitted_tokens=1)
+    widths = []
+    for _ in range(400):
+        (width,) = policy.widths(load, [RequestState("r", "greedy", 99, 100, counts)])
+        accepted = 0
+        while accepted < min(2, width) and coins.random() < rate:
+            accepted += 1
+        own, guesses = (6, 2) if width else (0, 0)
+        judged = Judged("r", "greedy", width, guesses, accepted, False, num_own=own)
+        seconds = CPU.of_step(1 + own + guesses, 1, 100)
+        policy.observe(StepRecord(load, [judged], own + guesses, 0.0, seconds))
+        widths.append(width)
+    assert set(widths[1:]) <= {0, 8}
+    assert (sum(widths[200:]) > 8 * 150) is pays
+
+
 def test_a_drafter_that_stops_being_right_is_noticed_within_some_tens_of_tokens() -> None:
     served = Served(AdaptivePolicy(5, CPU), 1)
     served.steps(300, rate=0.95)

@@ -15,7 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foredraft.planning.allocation import Costs, Objective, Prospect, allocate
+from foredraft.planning.allocation import (
+    Allocation,
+    Costs,
+    Objective,
+    Prospect,
+    allocate,
+    score,
+)
 from foredraft.planning.cost import CostCurve
 from foredraft.planning.estimates import Estimates
 from foredraft.planning.offers import CHEAP, Offers
@@ -76,6 +83,9 @@ class AdaptivePolicy:
         self._num_steps = 0
         self._noise = FIRST_NOISE
         self._doubt: dict[int, tuple[int, float]] = {}  # by segment: step last seen, variance then
+        # The drafter wants rows of its own: what narrower drafts bring can't be told from what
+        # wide ones did.
+        self._all_or_none = False
         self._kind = (0, 0, 0)  # requests, rows before drafts, rows of the last step
         self._alike = 0  # steps of that kind, one after another
         self._last_draft: dict[str, int] = {}  # step of each request's last draft
@@ -112,6 +122,9 @@ class AdaptivePolicy:
             for request, cap in zip(requests, caps, strict=True)
         ]
         best, plain = allocate(load, prospects, self.costs, self.objective)
+        if self._all_or_none:
+            value = score(caps, load, prospects, self.costs, self.objective)
+            best = Allocation(list(caps), value)
         pays = best.score >= plain.score * (1.0 if self._drafts else 1.0 + MARGIN)
         return best.widths if pays else plain.widths
 
@@ -138,9 +151,13 @@ class AdaptivePolicy:
 
     def _probe_seconds(self, load: Load) -> float:
         """What a probe adds to a step."""
-        curve, rows = self.costs.curve, load.num_rows
-        drafting = PROBE_WIDTH * self.costs.draft_ratio * curve.of_rows(1)
-        return curve.of_rows(rows + PROBE_WIDTH) - curve.of_rows(rows) + drafting
+        curve, rows, width = self.costs.curve, load.num_rows, self._probe_width
+        drafting = width * self.costs.draft_ratio * curve.of_rows(1)
+        return curve.of_rows(rows + width) - curve.of_rows(rows) + drafting
+
+    @property
+    def _probe_width(self) -> int:
+        return self.max_width if self._all_or_none else PROBE_WIDTH
 
     def _add_probe(
         self, requests: Sequence[RequestState], caps: Sequence[int], widths: list[int]
@@ -153,7 +170,7 @@ class AdaptivePolicy:
         ]
         if open_ones:
             index = min(open_ones)[1]
-            widths[index] = min(caps[index], max(widths[index] + 1, PROBE_WIDTH))
+            widths[index] = min(caps[index], max(widths[index] + 1, self._probe_width))
 
     def explain(self, record: StepRecord) -> str:
         """By what drafts promise it "pays" or "loses"; a "probe" is to learn acceptance, a "sample"
@@ -163,7 +180,7 @@ class AdaptivePolicy:
         if not asked:
             due = self._since_plain >= self._plain_every
             return "sample" if self._drafts and due else "loses"
-        if self._probes(record.load) and len(asked) == 1 and asked[0] <= PROBE_WIDTH:
+        if self._probes(record.load) and len(asked) == 1 and asked[0] <= self._probe_width:
             return "probe"
         return "pays"
 
@@ -172,7 +189,8 @@ class AdaptivePolicy:
         self._learn_draft_ratio(record)
         probed = self._note_probe(record)
         asked = [judged for judged in record.requests if judged.asked]
-        only_probe = probed and len(asked) == 1 and asked[0].asked <= PROBE_WIDTH
+        only_probe = probed and len(asked) == 1 and asked[0].asked <= self._probe_width
+        self._all_or_none = self._all_or_none or any(judged.num_own for judged in asked)
         if asked or self._since_plain < self._plain_every:
             self._drafts = bool(asked) and (self._drafts or not only_probe)
         if self._since_plain >= self._plain_every:
