@@ -21,7 +21,7 @@ DRAFTERS := $(RESULTS)/decode-drafters.json
 PAIRS := build/pairs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak fuzz check bench bench-serve bench-drafters bench-plan bench-agent certify plan-plots identity report picture sanitize clean
+.PHONY: help setup demo test soak fuzz check bench bench-serve bench-drafters bench-plan bench-agent bench-structured certify plan-plots identity report picture sanitize clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -123,6 +123,10 @@ bench-plan: setup  ## Plan on the benchmark prompts and run ten configurations a
 
 bench-agent: setup  ## Replay an agent loop with the suffix drafter (about 5 minutes)
 	$(BIN)/python benchmarks/agent_loop.py $(MODEL) --output $(RESULTS)/agent-loop.json
+	$(MAKE) report
+
+bench-structured: setup  ## Answer 200 requests under JSON schemas, plain and with drafts (about 4 minutes)
+	$(BIN)/python benchmarks/structured.py $(MODEL) --out $(RESULTS)/structured.json
 	$(MAKE) report
 
 EXPORTED := {"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":4}

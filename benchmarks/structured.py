@@ -167,7 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "runs": runs,
         "masks": mask_costs(loaded, said),
     }
-    written = json.dumps({**provenance(), "model": loaded.name, **results}, indent=2)
+    written = json.dumps(
+        {"kind": "structured", **provenance(), "model": loaded.name, **results}, indent=2
+    )
     print(written)
     if options.out is not None:
         options.out.write_text(written + "\n")

@@ -223,7 +223,8 @@ def result_of(rates: dict[tuple[int, int], float]) -> dict[str, Any]:
         "window": {"requests": None, "seconds": 8.0},
         "points": [
             {"label": "plain" if not width else f"K={width}", "concurrency": load,
-             "tokens_per_second_at_equal_pace": rate, "tokens": 100, "drafter_seconds_per_step": 0.0,
+             "tokens_per_second_at_equal_pace": rate, "tokens": 100,
+             "drafter_seconds_per_step": 0.0,
              "acceptance_by_position": [0.5] * width, "filled_by_position": [1.0] * width}
             for (load, width), rate in rates.items()
         ],

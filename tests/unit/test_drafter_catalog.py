@@ -69,7 +69,8 @@ def test_a_constructor_that_names_the_target_gets_it(monkeypatch: pytest.MonkeyP
         (
             "nrgam",
             {},
-            "unknown speculative method 'nrgam'; valid are auto, cascade, combined, .*ngram, .*or a path",
+            "unknown speculative method 'nrgam'; valid are auto, cascade, combined, .*ngram, .*"
+            "or a path",
         ),
         ("no.such.module:Drafter", {}, "cannot import speculative method 'no.such.module:Drafter'"),
         (f"{HERE}:Nothing", {}, "cannot import speculative method"),
@@ -82,7 +83,8 @@ def test_a_constructor_that_names_the_target_gets_it(monkeypatch: pytest.MonkeyP
             {"prompt_lokup_max": 3},
             "unknown option 'prompt_lokup_max' for speculative method 'ngram'; valid are method, "
             "num_speculative_tokens, num_speculative_tokens_per_batch_size, policy, objective, "
-            "recalibrate, draft_confidence_threshold, rejection_sample_method, synthetic_acceptance_rates, "
+            "recalibrate, draft_confidence_threshold, rejection_sample_method, "
+            "synthetic_acceptance_rates, "
             "synthetic_acceptance_length, posterior_threshold, posterior_alpha, "
             "prompt_lookup_min, prompt_lookup_max, prompt_lookup_match",
         ),
