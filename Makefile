@@ -56,7 +56,7 @@ demo: setup  ## Generate with and without speculation: an answer that copies, th
 	$(FOREDRAFT) generate $(MODEL) --compare --max-tokens 128 --prompt-file examples/chat.txt
 
 test: setup  ## Run the test suite (under 10 minutes on 2 cores)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 MINUTES ?= 30
 soak: setup  ## New lives of the engine for MINUTES=30, then the property tests with a thousand examples each

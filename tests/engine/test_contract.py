@@ -80,7 +80,11 @@ def test_drafts_that_cannot_be_read_are_named(make_llm):
         make_llm(drafter, 3).generate([PROMPTS[0]], GREEDY)
 
 
-@pytest.mark.parametrize("drafts", [None, [], 5, (Draft() for _ in range(1))], ids=repr)
+@pytest.mark.parametrize(
+    "drafts",
+    [None, [], 5, (Draft() for _ in range(1))],
+    ids=["nothing", "too few", "a number", "a generator"],
+)
 def test_a_drafter_must_give_one_draft_a_request(make_llm, drafts):
     drafter = EmptyDrafter()
     drafter.propose = lambda requests: drafts
@@ -293,7 +297,7 @@ NO_MESSAGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("messages", NO_MESSAGES, ids=str)
+@pytest.mark.parametrize("messages", NO_MESSAGES, ids=range(len(NO_MESSAGES)))
 def test_messages_of_the_wrong_type_are_refused(make_llm, messages):
     with pytest.raises(InvalidRequest) as caught:
         make_llm().chat(messages, GREEDY)
