@@ -51,4 +51,4 @@ def test_the_pages_examples_and_the_dashboards_names(
         metrics = httpx.get(f"{said['url']}/metrics", headers=keys, timeout=60).text
     dashboard = (ROOT / "docs" / "grafana.json").read_text()
     for name in set(re.findall(r"foredraft:[a-z0-9_]+", dashboard)):
-        assert re.search(rf"^{name}[{{ ]", metrics, flags=re.MULTILINE), name
+        assert re.search(rf"^(# TYPE )?{name}[{{ ]", metrics, flags=re.MULTILINE), name

@@ -16,7 +16,7 @@ from torch import Tensor
 from foredraft.cache.tensors import KVCache
 from foredraft.core.errors import ConfigError
 from foredraft.drafters.drawing import PROBABILISTIC, check_sample_method
-from foredraft.drafters.growth import ChainGrower, Computed, Grower, Growth, Rows
+from foredraft.drafters.growth import ChainGrower, Computed, Grower, Growth, NoGrowth, Rows
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
 from foredraft.drafters.text_growth import TextGrower
 from foredraft.drafters.tree_growth import NO_TREE, TreeGrower, TreeShape
@@ -122,7 +122,7 @@ class DraftModelDrafter:
         tokens, longest = request.tokens, self.loaded.config.max_position_embeddings
         if max(len(tokens), request.num_prompt_tokens) > longest:
             self.release(request.id)
-            return Growth(request, len(tokens), 0, 0)
+            return NoGrowth(request)
         room = request.max_nodes
         start = self._computed.get(request.id, Computed(request.num_cached)).confirmed(tokens)
         if room:

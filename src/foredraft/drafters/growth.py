@@ -86,6 +86,14 @@ class Growth:
         return Draft(num_cached=self.computed.num_committed)
 
 
+class NoGrowth(Growth):
+    """Of a context that the model can't hold: nothing is computed, and nothing of it is cached."""
+
+    def __init__(self, request: DraftRequest) -> None:
+        super().__init__(request, 0, 0, 0)
+        self.pending = []
+
+
 G = TypeVar("G", bound=Growth)
 
 
