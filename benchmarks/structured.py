@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 
 from foredraft import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from foredraft.bench.provenance import provenance
@@ -135,7 +135,7 @@ def valid(output: RequestOutput, schema: Any) -> bool:
     """Whether an answer that came to its end is JSON that fits; one cut by length is not."""
     try:
         Draft202012Validator(schema).validate(json.loads(output.text))
-    except Exception:
+    except (json.JSONDecodeError, ValidationError):
         return False
     return output.finish_reason == "stop"
 

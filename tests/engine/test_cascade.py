@@ -14,13 +14,24 @@ from foredraft.drafters.cascade import CascadeDrafter
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.interface import Capabilities, Draft
 from foredraft.drafters.staged_growth import cut_depth
-from foredraft.models.decoder import cache_shape
 from foredraft.testing import tiny_model
 from foredraft.testing.drafters import RepeatDrafter, RoutingDrafter, ScriptedDrafter, TreeDrafter
 from foredraft.testing.models import target_logits
 from foredraft.testing.pairs import tiny_noisy_pair
 
-from .conftest import GREEDY, PROMPTS, SEEDED
+from .conftest import PROMPTS
+from .pair_rig import (
+    BOTH,
+    DRAFT,
+    TARGET,
+    alone,
+    check_empty,
+    check_nothing_changes,
+    check_nothing_changes_where_pages_run_short,
+    few_pages,
+    ids,
+    speculating_pair,
+)
 from .test_draft_model_trees import asked, drafted
 from .test_law import LENGTH, PROMPT, VOCAB, chi_square, enumerate_law
 from .test_rules import SAMPLED, small, speculating
@@ -28,8 +39,6 @@ from .test_trees import PROCESSORS
 
 __all__ = ["small"]  # a fixture
 
-BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "coupled"])
-TARGET, DRAFT = tiny_noisy_pair(1, noise=0.1, vocab_size=32)
 GUESSERS = {
     "chain": {"method": "ngram", "prompt_lookup_min": 1},
     "tree": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_num_matches": 3},
@@ -38,25 +47,10 @@ GUESSERS = {
 ALL = pytest.mark.parametrize("guesser", GUESSERS)
 
 
-def ids(outputs):
-    return [list(output.token_ids) for output in outputs]
-
-
-def alone(params, prompts=PROMPTS):
-    llm = LLM(TARGET, seed=5)
-    return [list(llm.generate([prompt], params)[0].token_ids) for prompt in prompts]
-
-
 def llm_of(guesser, width=6, target=TARGET, draft=DRAFT, **options):
     config = {"method": "cascade", "model": draft, "num_speculative_tokens": width}
     config["drafter"] = GUESSERS[guesser]
-    return LLM(target, speculative_config=config, **({"seed": 5, "page_size": 4} | options))
-
-
-def assert_empty(llm):
-    llm.engine.check_integrity()
-    assert llm.engine.pool.num_used == 0
-    assert not llm.drafter._computed
+    return speculating_pair(config, target, **options)
 
 
 @ALL
@@ -64,23 +58,17 @@ def assert_empty(llm):
 @pytest.mark.parametrize("width", [1, 6])
 def test_it_changes_nothing(guesser, params, width):
     llm = llm_of(guesser, width)
-    outputs = llm.generate(PROMPTS, params)
-    assert ids(outputs) == alone(params)
-    assert sum(o.metrics.speculative_decoding.num_accepted_draft_tokens for o in outputs) > 0
-    assert_empty(llm)
+    check_nothing_changes(llm, params)
+    check_empty(llm)
 
 
 @ALL
 @BOTH
 def test_few_pages_chunks_and_processors_change_nothing(guesser, params):
     asked = PROCESSORS["penalties"] | PROCESSORS["bias"] | PROCESSORS["truncated"]
-    params = replace(params, max_tokens=16, **asked)
-    shapes = [cache_shape(m.config, m.cache_dtype) for m in (TARGET, DRAFT)]
-    room = 11 * 4 * sum(shape.bytes_per_position for shape in shapes)
-    llm = llm_of(guesser, kv_cache_gib=room / 2**30, prefill_chunk_size=3)
-    assert ids(llm.generate(PROMPTS, params)) == alone(params)
-    assert llm.engine.scheduler.num_preemptions > 0
-    assert_empty(llm)
+    llm = llm_of(guesser, **few_pages(11))
+    check_nothing_changes_where_pages_run_short(llm, params, max_tokens=16, **asked)
+    check_empty(llm)
 
 
 @BOTH
@@ -104,7 +92,7 @@ def test_the_target_as_its_own_draft_model_is_always_right(params, guesser):
     llm = llm_of(guesser, 5, target, target)
     for output in llm.generate(PROMPTS, replace(params, max_tokens=80)):
         assert output.metrics.speculative_decoding.draft_acceptance_rate == 1.0
-    assert_empty(llm)
+    check_empty(llm)
 
 
 class Guess(ScriptedDrafter):

@@ -6,21 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from foredraft import LLM
 from foredraft.drafters.combined import CombinedDrafter
-from foredraft.models.decoder import cache_shape
 from foredraft.testing.drafters import LiarDrafter, RecordingDrafter, RoutingDrafter
-from foredraft.testing.pairs import tiny_noisy_pair
 
-from .conftest import GREEDY, PROMPTS, SEEDED
+from .conftest import GREEDY, PROMPTS
+from .pair_rig import (
+    BOTH,
+    DRAFT,
+    TARGET,
+    alone,
+    check_nothing_changes,
+    check_nothing_changes_where_pages_run_short,
+    few_pages,
+    ids,
+    speculating_pair,
+)
 from .test_law import LENGTH, PROMPT, VOCAB, chi_square, enumerate_law
 from .test_rules import SAMPLED, small, speculating
 from .test_trees import PROCESSORS
 
 __all__ = ["small"]  # a fixture
 
-BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "coupled"])
-TARGET, DRAFT = tiny_noisy_pair(1, noise=0.1, vocab_size=32)
 FREE = [{"method": "ngram", "prompt_lookup_min": 1}, {"method": "suffix"}, {"method": "recycling"}]
 DRAWN = {"method": "draft_model", "model": DRAFT}
 FIXED = {**DRAWN, "draft_sample_method": "greedy"}
@@ -35,18 +41,9 @@ COMBINATIONS = {
 ALL = pytest.mark.parametrize("named", COMBINATIONS)
 
 
-def ids(outputs):
-    return [list(output.token_ids) for output in outputs]
-
-
-def alone(params, prompts=PROMPTS):
-    llm = LLM(TARGET, seed=5)
-    return [list(llm.generate([prompt], params)[0].token_ids) for prompt in prompts]
-
-
 def llm_of(named, width=6, **options):
     config = {"method": "combined", "num_speculative_tokens": width, **COMBINATIONS[named]}
-    return LLM(TARGET, speculative_config=config, **({"seed": 5, "page_size": 4} | options))
+    return speculating_pair(config, **options)
 
 
 def assert_empty(llm):
@@ -62,23 +59,16 @@ def assert_empty(llm):
 @pytest.mark.parametrize("width", [2, 6])
 def test_it_changes_nothing(named, params, width):
     llm = llm_of(named, width)
-    outputs = llm.generate(PROMPTS, params)
-    assert ids(outputs) == alone(params)
-    assert sum(o.metrics.speculative_decoding.num_accepted_draft_tokens for o in outputs) > 0
+    check_nothing_changes(llm, params)
     assert_empty(llm)
 
 
 @ALL
 @BOTH
 def test_few_pages_and_penalties_change_nothing(named, params):
-    params = replace(params, **PROCESSORS["penalties"])
-    shapes = [cache_shape(m.config, m.cache_dtype) for m in (TARGET, DRAFT)]
-    if "model" not in named:
-        del shapes[1]
-    room = 14 * 4 * sum(shape.bytes_per_position for shape in shapes)
-    llm = llm_of(named, kv_cache_gib=room / 2**30, prefill_chunk_size=3)
-    assert ids(llm.generate(PROMPTS, params)) == alone(params)
-    assert llm.engine.scheduler.num_preemptions > 0
+    models = (TARGET, DRAFT) if "model" in named else (TARGET,)
+    llm = llm_of(named, **few_pages(14, models))
+    check_nothing_changes_where_pages_run_short(llm, params, **PROCESSORS["penalties"])
     assert_empty(llm)
 
 

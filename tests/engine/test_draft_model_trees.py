@@ -13,48 +13,43 @@ import torch
 from foredraft import LLM, ConfigError, SamplingParams
 from foredraft.core.trees import topology
 from foredraft.drafters.draft_model import DraftModelDrafter
-from foredraft.models.decoder import cache_shape, new_cache
+from foredraft.models.decoder import new_cache
 from foredraft.testing import draft_request, tiny_model
 from foredraft.testing.drafters import RecordingDrafter, RepeatDrafter, RoutingDrafter
 from foredraft.testing.models import target_logits
 from foredraft.testing.pairs import tiny_noisy_pair
 
-from .conftest import GREEDY, PROMPTS, SEEDED
+from .conftest import GREEDY, PROMPTS
+from .pair_rig import (
+    BOTH,
+    DRAFT,
+    TARGET,
+    alone,
+    check_empty,
+    check_nothing_changes,
+    check_nothing_changes_where_pages_run_short,
+    few_pages,
+    ids,
+    speculating_pair,
+)
 from .test_law import LENGTH, PROMPT, VOCAB, chi_square, enumerate_law
 from .test_rules import SAMPLED, small, speculating
 from .test_trees import PROCESSORS
 
 __all__ = ["small"]  # a fixture
 
-BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "coupled"])
 KINDS = {
     "top_k": {"draft_tree": "top_k"},
     "top_k greedy": {"draft_tree": "top_k", "draft_sample_method": "greedy"},
     "sampled": {"draft_tree": "sampled", "draft_tree_branching": [2, 2, 1]},
 }
 ALL = pytest.mark.parametrize("kind", KINDS)
-TARGET, DRAFT = tiny_noisy_pair(1, noise=0.1, vocab_size=32)
-
-
-def ids(outputs):
-    return [list(output.token_ids) for output in outputs]
-
-
-def alone(params, prompts=PROMPTS):
-    llm = LLM(TARGET, seed=5)
-    return [list(llm.generate([prompt], params)[0].token_ids) for prompt in prompts]
 
 
 def llm_of(kind, width=6, target=TARGET, draft=DRAFT, **options):
     config = {"method": "draft_model", "model": draft, "num_speculative_tokens": width}
     config |= KINDS[kind]
-    return LLM(target, speculative_config=config, **({"seed": 5, "page_size": 4} | options))
-
-
-def assert_empty(llm):
-    llm.engine.check_integrity()
-    assert llm.engine.pool.num_used == 0
-    assert not llm.drafter._computed
+    return speculating_pair(config, target, **options)
 
 
 @ALL
@@ -62,23 +57,17 @@ def assert_empty(llm):
 @pytest.mark.parametrize("width", [1, 6])
 def test_it_changes_nothing(kind, params, width):
     llm = llm_of(kind, width)
-    outputs = llm.generate(PROMPTS, params)
-    assert ids(outputs) == alone(params)
-    assert sum(o.metrics.speculative_decoding.num_accepted_draft_tokens for o in outputs) > 0
-    assert_empty(llm)
+    check_nothing_changes(llm, params)
+    check_empty(llm)
 
 
 @ALL
 @BOTH
 def test_few_pages_chunks_and_processors_change_nothing(kind, params):
     asked = PROCESSORS["penalties"] | PROCESSORS["bias"] | PROCESSORS["truncated"]
-    params = replace(params, max_tokens=16, **asked)
-    shapes = [cache_shape(m.config, m.cache_dtype) for m in (TARGET, DRAFT)]
-    room = 11 * 4 * sum(shape.bytes_per_position for shape in shapes)
-    llm = llm_of(kind, kv_cache_gib=room / 2**30, prefill_chunk_size=3)
-    assert ids(llm.generate(PROMPTS, params)) == alone(params)
-    assert llm.engine.scheduler.num_preemptions > 0
-    assert_empty(llm)
+    llm = llm_of(kind, **few_pages(11))
+    check_nothing_changes_where_pages_run_short(llm, params, max_tokens=16, **asked)
+    check_empty(llm)
 
 
 @ALL
@@ -87,7 +76,7 @@ def test_a_tree_runs_to_the_end_of_the_draft_models_context(kind, params):
     _, draft = tiny_noisy_pair(1, noise=0.1, vocab_size=32, draft_max_positions=16)
     llm = llm_of(kind, 6, draft=draft)
     assert ids(llm.generate(PROMPTS, params)) == alone(params)
-    assert_empty(llm)
+    check_empty(llm)
 
 
 @BOTH
@@ -110,7 +99,7 @@ def test_the_target_as_its_own_draft_model_has_its_token_first(kind, params):
     for output in llm.generate(PROMPTS[:3], params):
         counts = output.metrics.speculative_decoding
         assert counts.acceptance_by_position[0] == 1.0
-    assert_empty(llm)
+    check_empty(llm)
 
 
 @ALL

@@ -20,6 +20,8 @@ from foredraft.planning.policy import Offer, Policy
 
 def offers_of(plan: Plan, drafts: Mapping[str, CheckedDraft]) -> dict[str, Offer]:
     """What the drafter has for each request that it was asked for nodes, by id."""
+    if not drafts:  # plain decoding is the common case
+        return {}
     offers = {}
     for row in plan.rows:
         draft = drafts.get(row.request.id)
