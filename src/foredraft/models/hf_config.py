@@ -104,7 +104,7 @@ def config_from_json(values: Mapping[str, Any], source: str) -> ModelConfig:
     for key in ("torch_dtype", "dtype"):
         if fields.value(key) is not None and values[key] not in _WEIGHT_DTYPES:
             raise fields.fail(key, f"one of {', '.join(_WEIGHT_DTYPES)}")
-    _refuse_unread(fields, names[0])
+    refuse_unread(fields, names[0])
     return config
 
 
@@ -116,13 +116,14 @@ def _text_part(fields: Fields, architecture: str) -> ModelConfig:
     shared = {key: fields.value(key) for key in _TEXT_KEYS if key in fields}
     for key in _IMAGE_KEYS:
         fields.value(key)
-    _refuse_unread(fields, architecture)
+    refuse_unread(fields, architecture)
     values = _TEXT_DEFAULTS | shared | text | {"architectures": [WITH_IMAGES[architecture]]}
     config = config_from_json(values, f"{fields.source}: text_config")
     return replace(config, architecture=architecture)
 
 
-def _refuse_unread(fields: Fields, architecture: str) -> None:
+def refuse_unread(fields: Fields, architecture: str) -> None:
+    """Raise ModelError for a key that nobody read though it can change what a model computes."""
     strange = [key for key in fields.unread() if _is_meaningful(key)]
     if strange:
         raise ModelError(

@@ -73,16 +73,16 @@ def _model(config: ModelConfig, model_type: str, **options: Any) -> dict[str, An
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids),
         "pad_token_id": None,  # some families' default is an id that small vocabularies lack
-        **_positions(config),
+        **positions_to_json(config.rope, config.max_position_embeddings, config.head_dim),
         **options,
     }
 
 
-def _positions(config: ModelConfig) -> dict[str, Any]:
-    rope, count = config.rope, config.max_position_embeddings
+def positions_to_json(rope: Rope, count: int, head_dim: int) -> dict[str, Any]:
+    """The keys from which `read_positions` makes `rope` and `count` again."""
     values: dict[str, Any] = {"max_position_embeddings": count, "rope_theta": rope.theta}
     if rope.rotary_dim is not None:
-        values["partial_rotary_factor"] = rope.rotary_dim / config.head_dim
+        values["partial_rotary_factor"] = rope.rotary_dim / head_dim
     if isinstance(rope.scaling, Divisors):
         values["original_max_position_embeddings"] = count
     scaling = _scaling(rope, count)

@@ -1,0 +1,157 @@
+"""What learned heads are made of, whatever file said so.
+
+Knows sizes, options and which target they belong to; knows no file and no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foredraft.core.errors import ModelError
+from foredraft.models.config import MAX_HEAD_DIM, MAX_TABLE_BYTES, ModelConfig
+from foredraft.models.rope import Rope
+
+MAX_HEADS = 16  # of Medusa, and layers of one of them
+NUM_FEATURES = 3  # depths of the target that an EAGLE-3 head reads
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """One decoder layer over the target's features and embeddings (EAGLE-3, 2503.01840).
+
+    Raises ModelError for sizes that cannot belong together.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int  # the target's, padding rows included
+    draft_vocab_size: int  # rows of the head's own vocabulary
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: Rope
+    target_hidden_size: int  # of each of the three features
+    # Depth k: the residual stream that enters the target's layer k, so that its number of layers is
+    # what leaves the last. None: 2, the middle, 3 before the end (EAGLE's choice).
+    feature_layers: tuple[int, ...] | None = None
+    norm_before_residual: bool = False  # the residual is the features behind their norm
+    norm_output: bool = False  # what the next step reads is behind the last norm (EAGLE-3.1)
+    own_embedding: bool = False  # in place of the target's
+    target_sha256: str | None = None  # `models.fingerprint` of the target it was trained for
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key/value "
+                "heads evenly"
+            )
+        if self.head_dim % 2 or self.head_dim > MAX_HEAD_DIM:
+            raise ModelError(f"head_dim is {self.head_dim}; expected even, at most {MAX_HEAD_DIM}")
+        if 4 * self.max_position_embeddings * self.head_dim > MAX_TABLE_BYTES:
+            raise ModelError(
+                f"max_position_embeddings is {self.max_position_embeddings}, at most "
+                f"{MAX_TABLE_BYTES // (4 * self.head_dim)} fit with head_dim {self.head_dim}"
+            )
+        if self.draft_vocab_size > self.vocab_size:
+            raise ModelError(
+                f"draft_vocab_size {self.draft_vocab_size} is more than the vocab_size "
+                f"{self.vocab_size}"
+            )
+        if not self.own_embedding and self.hidden_size != self.target_hidden_size:
+            raise ModelError(
+                f"hidden_size {self.hidden_size} needs embed_tokens of its own beside a target of "
+                f"hidden_size {self.target_hidden_size}"
+            )
+        if self.feature_layers is not None and len(self.feature_layers) != NUM_FEATURES:
+            raise ModelError(
+                f"{len(self.feature_layers)} feature layers given, expected {NUM_FEATURES}"
+            )
+
+    def layers_of(self, target: ModelConfig) -> tuple[int, ...]:
+        """The depths of `target` that are read, lowest first where the head has no choice of its
+        own. Raises ModelError for a depth that the target hasn't.
+        """
+        count = target.num_layers
+        layers = self.feature_layers
+        if layers is None:
+            layers = min(2, count), count // 2, max(0, count - 3)
+        for layer in layers:
+            if not 0 <= layer <= count:
+                raise ModelError(f"feature layer {layer} is outside the target's 0..{count}")
+        return layers
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaConfig:
+    """Heads that each guess one position ahead from the target's last hidden state (2401.10774).
+
+    Raises ModelError for sizes that cannot belong together.
+    """
+
+    hidden_size: int  # the target's
+    vocab_size: int  # the target's, padding rows included
+    num_heads: int
+    num_layers: int = 1  # residual blocks of a head
+    bias: bool = True  # of the blocks
+    draft_vocab_size: int | None = None  # rows of a reduced vocabulary; None: the target's
+    # All heads read one vocabulary head in place of one each; `own_head` False: the target's.
+    shared_head: bool = False
+    own_head: bool = True
+    # accuracies[h][r]: how often the token of rank r of head h is right (all before it being so).
+    accuracies: tuple[tuple[float, ...], ...] = ()
+    target_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("num_heads", self.num_heads), ("num_hidden_layers", self.num_layers)):
+            if not 1 <= value <= MAX_HEADS:
+                raise ModelError(f"{name} is {value}, expected 1 to {MAX_HEADS}")
+        if self.draft_vocab_size is not None and self.draft_vocab_size > self.vocab_size:
+            raise ModelError(
+                f"truncated_vocab_size {self.draft_vocab_size} is more than the vocab_size "
+                f"{self.vocab_size}"
+            )
+        if not (self.own_head or self.shared_head):
+            raise ModelError("heads that read the target's vocabulary head share it")
+        if self.accuracies and len(self.accuracies) != self.num_heads:
+            raise ModelError(
+                f"accuracies of {len(self.accuracies)} heads given, expected {self.num_heads}"
+            )
+        if not all(0.0 <= each <= 1.0 for ranks in self.accuracies for each in ranks):
+            raise ModelError("accuracies must be numbers in 0..1")
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of a vocabulary head."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+
+def check_target(
+    hidden_size: int,
+    vocab_size: int,
+    target_sha256: str | None,
+    target: ModelConfig,
+    sha256: str | None,
+) -> None:
+    """Raises ModelError, in one line, unless a head of these facts belongs to `target`.
+
+    `sha256` is the target's `models.fingerprint`, None where it isn't known: then a head's own says
+    nothing.
+    """
+    facts: Sequence[tuple[str, object, object]] = (
+        ("hidden_size", hidden_size, target.hidden_size),
+        ("vocab_size", vocab_size, target.vocab_size),
+    )
+    for name, own, wanted in facts:
+        if own != wanted:
+            raise ModelError(
+                f"the head was trained for another target: its {name} is {own}, this target's "
+                f"{wanted}"
+            )
+    if target_sha256 and sha256 and target_sha256 != sha256:
+        raise ModelError(
+            f"the head was trained for another target: one with the checksum "
+            f"{target_sha256[:12]}..., this target's is {sha256[:12]}..."
+        )

@@ -1,0 +1,227 @@
+"""EAGLE-3 checkpoints as others write and read them.
+
+Knows the keys and tensors of two kinds of directory: plain ones (`LlamaForCausalLMEagle3`, of the
+EAGLE authors and SpecForge, read by vLLM and SGLang) and those of vLLM's speculators library
+(`Eagle3Speculator`). Plain ones are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.core.errors import ModelError
+from foredraft.models.config import ModelConfig
+from foredraft.models.fields import Fields
+from foredraft.models.heads.config import Eagle3Config, check_target
+from foredraft.models.heads.eagle3 import Eagle3
+from foredraft.models.heads.files import (
+    CONFIG,
+    OWN,
+    fill,
+    head_directory,
+    integers,
+    write_head,
+)
+from foredraft.models.heads.reduced import check_draft_ids
+from foredraft.models.hf_config import read_json, refuse_unread
+from foredraft.models.hf_config_rope import read_positions
+from foredraft.models.hf_writer import positions_to_json
+from foredraft.models.safetensors_weights import SafetensorsWeights
+
+PLAIN, SPECULATORS = "LlamaForCausalLMEagle3", "Eagle3Speculator"
+_EMBEDDING = "embed_tokens.weight"
+_LAYER, _SPECULATORS_LAYER = "midlayer.", "layers.0."
+_MAP, _SET = "d2t", "t2d"
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+def load_eagle3(
+    path: str | Path,
+    target: ModelConfig | None = None,
+    *,
+    target_sha256: str | None = None,
+    embedding: Tensor | None = None,
+) -> Eagle3:
+    """The head in a directory, in float32. With a `target` (and its `models.fingerprint`) one of
+    another is refused; `embedding [V, H]` is the target's, for heads without one of their own.
+
+    Raises ModelError for a config that can't be honoured, for tensors that are missing, unknown or
+    of another shape, and for a head of another target.
+    """
+    directory = head_directory(path)
+    source = str(directory)
+    tensors = {
+        name.replace(_SPECULATORS_LAYER, _LAYER): tensor
+        for name, tensor in SafetensorsWeights(directory).items()
+    }
+    values = read_json(directory / CONFIG)
+    try:
+        config = read_eagle3_config(values, f"{directory / CONFIG}", _EMBEDDING in tensors)
+        if target is not None:
+            check_target(
+                config.target_hidden_size,
+                config.vocab_size,
+                config.target_sha256,
+                target,
+                target_sha256,
+            )
+            config.layers_of(target)
+        head = Eagle3(config, _draft_ids(tensors, config, source), embedding)
+    except ModelError as error:
+        raise error if str(error).startswith(source) else ModelError(f"{source}: {error}") from None
+    fill(head, {name: each for name, each in tensors.items() if name not in (_MAP, _SET)}, source)
+    return head
+
+
+def save_eagle3(head: Eagle3, directory: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a head as a plain checkpoint. Raises ModelError, OSError; see `write_head`."""
+    write_head(Path(directory), eagle3_config_to_json(head.config), head.state_dict(), dtype)
+
+
+def read_eagle3_config(values: Mapping[str, Any], source: str, own_embedding: bool) -> Eagle3Config:
+    """The config of a parsed config.json; whether there is an embedding its tensors say.
+
+    Raises ModelError for what can't be honoured.
+    """
+    fields = Fields(values, source)
+    names = fields.value("architectures")
+    if names == [PLAIN]:
+        return _config(fields, fields, own_embedding, norm_before_residual=False)
+    if names == [SPECULATORS]:
+        layer = fields.value("transformer_layer_config")
+        if not isinstance(layer, dict):
+            raise fields.fail("transformer_layer_config", "an object")
+        nested = Fields(layer, f"{source}: transformer_layer_config")
+        # What vLLM takes where the key is missing.
+        config = _config(fields, nested, own_embedding, norm_before_residual=True)
+        refuse_unread(nested, SPECULATORS)
+        return config
+    raise fields.fail("architectures", f'["{PLAIN}"] or ["{SPECULATORS}"]')
+
+
+def _config(
+    fields: Fields, layer: Fields, own_embedding: bool, *, norm_before_residual: bool
+) -> Eagle3Config:
+    """`layer` holds the keys of a Llama's config, `fields` those of the head."""
+    _check_fixed(layer)
+    hidden, heads = layer.integer("hidden_size"), layer.integer("num_attention_heads")
+    head_dim = layer.integer("head_dim", max(1, hidden // heads))
+    count = layer.integer("max_position_embeddings", 2048)
+    positions = read_positions(layer, head_dim, count)
+    vocab_size = layer.integer("vocab_size")
+    target, own = _nested(fields, "eagle_config"), _nested(fields, OWN)
+    if not target.flag("use_aux_hidden_state", True):
+        raise target.fail("use_aux_hidden_state", "true")
+    config = Eagle3Config(
+        hidden_size=hidden,
+        intermediate_size=layer.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=layer.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        draft_vocab_size=fields.integer("draft_vocab_size", vocab_size),
+        max_position_embeddings=positions.count,
+        rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
+        rope=positions.rope,
+        target_hidden_size=fields.integer("target_hidden_size", hidden),
+        feature_layers=_feature_layers(fields, target),
+        norm_before_residual=fields.flag("norm_before_residual", norm_before_residual),
+        norm_output=fields.flag("norm_output", False),
+        own_embedding=own_embedding,
+        target_sha256=own.text("target_sha256", "") or None,
+    )
+    fields.value("embed_requires_grad")
+    refuse_unread(fields, "an EAGLE-3 head")
+    refuse_unread(target, "an EAGLE-3 head")
+    return config
+
+
+def _check_fixed(layer: Fields) -> None:
+    """What an EAGLE-3 layer has no choice of here."""
+    if layer.integer("num_hidden_layers", 1) != 1:
+        raise layer.fail("num_hidden_layers", "1")
+    if layer.text("hidden_act", "silu") not in ("silu", "swish"):
+        raise layer.fail("hidden_act", "silu")
+    for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+        if layer.flag(key, False):
+            raise layer.fail(key, "false")
+    if not layer.flag("use_sliding_window", False):
+        layer.value("max_window_layers")
+    layer.integer("pretraining_tp", 1)  # another way to sum the same products
+
+
+def _nested(fields: Fields, key: str) -> Fields:
+    value = fields.value(key)
+    if value is not None and not isinstance(value, dict):
+        raise fields.fail(key, "an object")
+    return Fields(value or {}, f"{fields.source}: {key}")
+
+
+def _feature_layers(*places: Fields) -> tuple[int, ...] | None:
+    """As said in one of the places, or alike in several."""
+    found = None
+    for fields in places:
+        values = fields.value(_LAYERS)
+        if values is None:
+            continue
+        if not isinstance(values, list) or not all(type(each) is int for each in values):
+            raise fields.fail(_LAYERS, "a list of layers")
+        if found not in (None, tuple(values)):
+            raise fields.fail(_LAYERS, f"{list(found or ())} as elsewhere in the file")
+        found = tuple(values)
+    return found
+
+
+def _draft_ids(tensors: Mapping[str, Tensor], config: Eagle3Config, source: str) -> Tensor:
+    """The target's ids that can be drafted. The two tensors that say so have to agree."""
+    count, vocab_size = config.draft_vocab_size, config.vocab_size
+    ids = torch.arange(count)
+    if _MAP in tensors:
+        ids = ids + integers(tensors[_MAP], _MAP, (count,), source)
+        check_draft_ids(ids, count, vocab_size)
+    elif count != vocab_size:
+        raise ModelError(f"missing tensor {_MAP}, for {count} of {vocab_size} tokens are drafted")
+    if _SET in tensors:
+        present = tensors[_SET].to(torch.bool)
+        if tuple(present.shape) != (vocab_size,):
+            raise ModelError(f"tensor {_SET} is {list(present.shape)}, expected [{vocab_size}]")
+        if not torch.equal(present.nonzero().flatten(), ids):
+            raise ModelError(f"tensors {_MAP} and {_SET} name other tokens")
+    return ids
+
+
+def eagle3_config_to_json(config: Eagle3Config) -> dict[str, Any]:
+    """The config.json of a plain checkpoint, from which the same config is read again."""
+    layers = config.feature_layers
+    return {
+        "architectures": [PLAIN],
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_output": config.norm_output,
+        **positions_to_json(config.rope, config.max_position_embeddings, config.head_dim),
+        **({} if layers is None else {_LAYERS: list(layers)}),
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            **({} if layers is None else {_LAYERS: list(layers)}),
+        },
+        **({} if config.target_sha256 is None else {OWN: {"target_sha256": config.target_sha256}}),
+    }
