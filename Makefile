@@ -21,7 +21,7 @@ DRAFTERS := $(RESULTS)/decode-drafters.json
 PAIRS := build/pairs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak fuzz check bench bench-serve bench-drafters bench-plan bench-agent bench-structured certify plan-plots identity report picture sanitize clean
+.PHONY: help setup demo test soak fuzz check bench bench-serve bench-drafters bench-plan bench-agent bench-structured bench-load certify plan-plots identity report picture sanitize clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -127,6 +127,11 @@ bench-agent: setup  ## Replay an agent loop with the suffix drafter (about 5 min
 
 bench-structured: setup  ## Answer 200 requests under JSON schemas, plain and with drafts (about 4 minutes)
 	$(BIN)/python benchmarks/structured.py $(MODEL) --out $(RESULTS)/structured.json
+	$(MAKE) report
+
+LOAD_MINUTES ?= 10
+bench-load: setup  ## Keep 64 streams asking for LOAD_MINUTES=10 in each of five configurations (about an hour)
+	$(BIN)/python benchmarks/load.py $(MODEL) --minutes $(LOAD_MINUTES) --output $(RESULTS)/load.json
 	$(MAKE) report
 
 EXPORTED := {"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":4}

@@ -19,6 +19,7 @@ from typer import Option
 
 from foredraft.cli.options import RuntimeOptions, parse_config
 from foredraft.cli.prompt import check_text, read_text
+from foredraft.cli.serve_options import read_keys
 from foredraft.cli.tables import Figures
 from foredraft.core.errors import UserError
 from foredraft.planning.allocation import Objective
@@ -135,6 +136,9 @@ class ComparedOptions:
         str | None,
         _compared("Measure this server instead: OpenAI's protocol; MODEL is its name.", "URL"),
     ] = None
+    api_key_file: Annotated[
+        Path | None, _compared("With --url: the key that the server asks for.", "FILE")
+    ] = None
 
     def base(self) -> dict[str, Any]:
         """The configuration that widths and policies vary; raises UserError."""
@@ -162,6 +166,10 @@ class ComparedOptions:
         """Raises UserError."""
         text = self.widths if self.widths is not None else QUICK_WIDTHS if quick else WIDTHS
         return _counts("--widths", text, 0, MOST_WIDTH)
+
+    def api_key(self) -> str | None:
+        """Raises UserError."""
+        return None if self.api_key_file is None else read_keys(self.api_key_file)[0]
 
     def check_remote(self, load: LoadOptions) -> None:
         """Raise UserError for options that only engines of this process have."""
@@ -239,7 +247,10 @@ def measure(
     settings = load.settings()
     if compared.url is not None:
         compared.check_remote(load)
-        return asyncio.run(bench_server(compared.url, model, items, settings, progress))
+        key = compared.api_key()
+        return asyncio.run(bench_server(compared.url, model, items, settings, progress, key))
+    if compared.api_key_file is not None:
+        raise UserError("--api-key-file needs --url: it is what a server asks for")
     comparison = Comparison(
         compared.base(),
         compared.fixed(load.quick),

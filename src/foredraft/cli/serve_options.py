@@ -77,11 +77,7 @@ class ListenOptions:
         """All API keys. Raises UserError."""
         keys = list(self.api_key or ())
         if self.api_key_file is not None:
-            lines = read_text(self.api_key_file, "API key file").splitlines()
-            found = [line.strip() for line in lines if line.strip()]
-            if not found:
-                raise ConfigError(f"--api-key-file {str(self.api_key_file)!r} holds no key")
-            keys += found
+            keys += read_keys(self.api_key_file)
         return keys
 
     def check(self) -> None:
@@ -105,6 +101,15 @@ class ListenOptions:
     def is_local(self) -> bool:
         """Whether only this machine reaches it."""
         return self.host in LOOPBACK
+
+
+def read_keys(path: Path) -> list[str]:
+    """The API keys of a file, one a line. Raises UserError where there is none."""
+    lines = read_text(path, "API key file").splitlines()
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise ConfigError(f"--api-key-file {str(path)!r} holds no key")
+    return found
 
 
 @dataclass(frozen=True)

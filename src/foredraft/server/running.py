@@ -16,9 +16,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from foredraft.core.errors import ConfigError
+from foredraft.server.connection import connections
 from foredraft.server.state import ServerState, logger
 
 CLOSE_SECONDS = 10.0  # for a step that hangs when the server ends
+BACKLOG = 2048  # connections that may wait to be taken
 IDLE_SECONDS = 30  # that a connection may wait for its next request
 
 
@@ -29,6 +31,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
+        sock.listen(BACKLOG)  # from now on nobody else has the port, and who asks early waits
     except (OSError, OverflowError) as error:
         sock.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -41,9 +44,11 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI, *, certfile: Path | None, keyfile: Path | None) -> None:
         """Raises ConfigError for certificates that can't be used."""
+        self.state: ServerState = app.state.server
+        settings = self.state.settings
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=connections(settings.head_seconds),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -58,7 +63,6 @@ class DrainingServer(uvicorn.Server):
             config.load()
         except OSError as error:  # ssl's errors are among them
             raise ConfigError(f"cannot use the TLS certificate or key: {error}") from None
-        self.state: ServerState = app.state.server
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second aborts."""

@@ -115,10 +115,15 @@ async def bench_engines(
 
 
 async def bench_server(
-    url: str, model: str, items: Sequence[Item], settings: Settings, progress: Progress
+    url: str,
+    model: str,
+    items: Sequence[Item],
+    settings: Settings,
+    progress: Progress,
+    api_key: str | None = None,
 ) -> dict[str, Any]:
     """Measure a server that is seen from outside. Raises UserError where it fails."""
-    server = RemoteServer(url, model, settings.temperature)
+    server = RemoteServer(url, model, settings.temperature, api_key)
     prompts = of_texts(items)
     measured = await Sweep([server], prompts, settings).run(progress)
     return {**_result(measured, prompts, settings), "model": model, "url": url}

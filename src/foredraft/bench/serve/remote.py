@@ -24,16 +24,21 @@ from foredraft.core.errors import UserError
 
 TIMEOUT = 600.0  # seconds without a byte
 LONGEST_QUOTE = 300  # characters of a server's complaint
+# Beyond OpenAI's protocol; a server that refuses one is asked without it.
+EXTENSIONS = frozenset({"return_token_ids", "continuous_usage_stats"})
 
 
 class RemoteServer:
     """`POST {url}/v1/chat/completions`.
 
     Tokens are counted by their ids where chunks carry `token_ids`, else by the usage of each chunk,
-    else a chunk is one token. Raises UserError for an URL that is none.
+    else a chunk is one token, and the last one brings what the usage has beyond that. Raises
+    UserError for an URL that is none.
     """
 
-    def __init__(self, url: str, model: str, temperature: float = 0.0) -> None:
+    def __init__(
+        self, url: str, model: str, temperature: float = 0.0, api_key: str | None = None
+    ) -> None:
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -46,6 +51,10 @@ class RemoteServer:
         path = parts.path.rstrip("/").removesuffix("/v1")
         self._path = f"{path}/v1/chat/completions"
         self._model, self._temperature = model, temperature
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._extensions = EXTENSIONS
 
     label = "server"
     learns = False
@@ -94,14 +103,8 @@ class RemoteServer:
         return kind(self._host, self._port, timeout=TIMEOUT)
 
     def _chunks(self, connection: http.client.HTTPConnection, job: Job) -> Iterator[Chunk]:
-        body = json.dumps(self._request(job))
-        connection.request("POST", self._path, body, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status != 200:
-            text = response.read(4096).decode("utf-8", "replace")[:LONGEST_QUOTE]
-            raise UserError(f"{self._url}{self._path} answered {response.status}: {text}")
         counter = TokenCounter()
-        for line in response:
+        for line in self._answer(connection, job):
             data = line.decode("utf-8").strip()
             if not data.startswith("data:"):
                 continue
@@ -110,17 +113,40 @@ class RemoteServer:
                 return
             yield counter.chunk(time.perf_counter(), json.loads(data))
 
-    def _request(self, job: Job) -> dict[str, Any]:
-        return {
+    def _answer(self, connection: http.client.HTTPConnection, job: Job) -> http.client.HTTPResponse:
+        """The answer whose lines follow. Raises UserError for a refusal that is not about
+        extensions.
+        """
+        while True:
+            extensions = self._extensions
+            body = json.dumps(self._request(job, extensions))
+            connection.request("POST", self._path, body, self._headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                return response
+            text = response.read(4096).decode("utf-8", "replace")[:LONGEST_QUOTE]
+            connection.close()  # the next request opens it anew
+            if response.status not in (400, 422) or not extensions:
+                raise UserError(f"{self._url}{self._path} answered {response.status}: {text}")
+            named = {name for name in extensions if name in text}
+            self._extensions -= named or extensions
+
+    def _request(self, job: Job, extensions: frozenset[str]) -> dict[str, Any]:
+        options = {"include_usage": True}
+        fields = {
             "model": self._model,
             "messages": [{"role": "user", "content": job.prompt.text}],
             "max_tokens": job.max_tokens,
             "temperature": self._temperature,
             "seed": job.seed,
             "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "return_token_ids": True,
+            "stream_options": options,
         }
+        if "continuous_usage_stats" in extensions:
+            options["continuous_usage_stats"] = True
+        if "return_token_ids" in extensions:
+            fields["return_token_ids"] = True
+        return fields
 
 
 class TokenCounter:
