@@ -21,6 +21,16 @@ from foredraft import __version__
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.server import replies
 from foredraft.server.completing import complete, describe
+from foredraft.server.document import (
+    ANSWERED,
+    KEYED,
+    OPEN,
+    POSTED,
+    DocumentedApp,
+    errors,
+    streamed,
+    texts,
+)
 from foredraft.server.errors import APIError, from_validation, unavailable
 from foredraft.server.forms import ChatForm, CompletionForm
 from foredraft.server.gate import Gate
@@ -70,11 +80,7 @@ class StrictRoute(APIRoute):
         return strict
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": replies.ErrorReply}
-    for status in (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
-}
-router = APIRouter(route_class=StrictRoute, responses=ERRORS)
+router = APIRouter(route_class=StrictRoute)
 
 
 def _state(request: Request) -> ServerState:
@@ -82,7 +88,9 @@ def _state(request: Request) -> ServerState:
     return state
 
 
-@router.post("/v1/chat/completions", response_model=replies.ChatReply)
+@router.post(
+    "/v1/chat/completions", response_model=replies.ChatReply, responses=streamed(*ANSWERED)
+)
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """The assistant's next message, whole or as server-sent events."""
     state = _state(request)
@@ -99,7 +107,9 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     return await complete(state, request, body, work, ChatForm(body, tokenizer, params.n))
 
 
-@router.post("/v1/completions", response_model=replies.CompletionReply)
+@router.post(
+    "/v1/completions", response_model=replies.CompletionReply, responses=streamed(*ANSWERED)
+)
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """What follows one or several prompts, whole or as server-sent events."""
     state = _state(request)
@@ -127,7 +137,12 @@ def _check_stream(stream: bool | None, **known_at_the_end: bool) -> None:
             )
 
 
-@router.post("/v1/embeddings", status_code=501, response_model=replies.ErrorReply)
+@router.post(
+    "/v1/embeddings",
+    status_code=501,
+    response_model=replies.ErrorReply,
+    responses=errors(*KEYED, 503),
+)
 async def embeddings() -> Response:
     """Always refused: the model writes text."""
     return APIError(
@@ -137,14 +152,16 @@ async def embeddings() -> Response:
     ).response()
 
 
-@router.get("/v1/models", response_model=replies.ModelList)
+@router.get("/v1/models", response_model=replies.ModelList, responses=errors(*KEYED))
 async def models(request: Request) -> Response:
     """The served names, all of one model."""
     state = _state(request)
     return JSONResponse({"object": "list", "data": [_card(state, n) for n in _names(state)]})
 
 
-@router.get("/v1/models/{model:path}", response_model=replies.ModelCard)
+@router.get(
+    "/v1/models/{model:path}", response_model=replies.ModelCard, responses=errors(*KEYED, 404)
+)
 async def model_card(request: Request, model: str) -> Response:
     """One of them."""
     state = _state(request)
@@ -183,7 +200,7 @@ def speculation(state: ServerState) -> dict[str, Any]:
     }
 
 
-@router.post("/tokenize", response_model=replies.Tokenized)
+@router.post("/tokenize", response_model=replies.Tokenized, responses=errors(*POSTED))
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Token ids of a text, or of a conversation."""
     state = _state(request)
@@ -211,7 +228,7 @@ def _tokenized(state: ServerState, body: TokenizeRequest) -> dict[str, Any]:
     }
 
 
-@router.post("/detokenize", response_model=replies.Detokenized)
+@router.post("/detokenize", response_model=replies.Detokenized, responses=errors(*POSTED))
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     """The text of token ids, special tokens included."""
     state = _state(request)
@@ -225,7 +242,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     return JSONResponse({"prompt": await state.in_thread(decode, body.tokens, False)})
 
 
-@router.get("/health", response_model=replies.Health)
+@router.get("/health", response_model=replies.Health, responses=errors(*OPEN, 503))
 async def health(request: Request) -> Response:
     """Whether the process is worth keeping."""
     if not _state(request).engine.alive:
@@ -233,7 +250,7 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/ready", response_model=replies.Ready)
+@router.get("/ready", response_model=replies.Ready, responses=errors(*OPEN, 503))
 async def ready(request: Request) -> Response:
     """Whether requests are taken, and what is in force."""
     state = _state(request)
@@ -244,13 +261,13 @@ async def ready(request: Request) -> Response:
     )
 
 
-@router.get("/version", response_model=replies.Version)
+@router.get("/version", response_model=replies.Version, responses=errors(*OPEN))
 async def version() -> Response:
     """Of foredraft."""
     return JSONResponse({"version": __version__})
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=Response, responses=texts("text/plain", *KEYED))
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
     text = generate_latest(_state(request).engine.metrics.registry)
@@ -259,8 +276,12 @@ async def metrics(request: Request) -> Response:
 
 def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     """The application over an engine, which stays the caller's to close."""
-    app = FastAPI(
-        title="foredraft", version=__version__, redoc_url=None, swagger_ui_oauth2_redirect_url=None
+    app = DocumentedApp(
+        settings,
+        title="foredraft",
+        version=__version__,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
     )
     state = app.state.server = ServerState(engine, settings)
     app.include_router(router)

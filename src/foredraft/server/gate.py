@@ -87,7 +87,7 @@ class _Body:
     """What comes in, bounded in size and time."""
 
     def __init__(self, receive: Receive, scope: Scope, limit: int) -> None:
-        """Raises APIError (411, 413, 415) for what can be seen before anything is read."""
+        """Raises APIError (400, 413) for what can be seen before anything is read."""
         self._receive = receive
         self._limit = limit
         self._read = 0
@@ -98,18 +98,22 @@ class _Body:
         # More digits than any length has are not even read as a number.
         if len(length) > 19 or (length.isdigit() and int(length) > limit):
             raise self._too_large()
-        if scope["method"] == "POST":
-            kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            # A web page can send other types without asking the browser's leave first.
-            if kind != b"application/json":
-                raise APIError(
-                    415, "the body must be sent as content-type application/json", code="media_type"
-                )
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            raise APIError(400, "the body has a content-length and a transfer-encoding: send one")
+        self._kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
     async def receive(self) -> Message:
-        """The next message; after the body, whether the client has left."""
+        """The next message; after the body, whether the client has left.
+
+        Raises APIError (408, 413, 415).
+        """
         if self._whole:
             return await self._receive()
+        # A web page can send other types without asking the browser's leave first.
+        if self._kind != b"application/json":
+            raise APIError(
+                415, "the body must be sent as content-type application/json", code="media_type"
+            )
         try:
             async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
                 message = await self._receive()

@@ -27,6 +27,7 @@ class ServerSettings:
     max_prompt_tokens: int | None = None  # below the context's length, which is always a limit
     max_prompts: int = 64  # in one request for completions
     max_http_requests: int = 1024  # being read, queued, running or written
+    head_seconds: float = 30.0  # for a request's head to arrive, and for an answer's rest to leave
     body_seconds: float = 30.0  # for a request's body to arrive
     request_seconds: float = 600.0  # for an answer, queue included
     drain_seconds: float = 300.0  # that answers may go on after the first signal
@@ -40,7 +41,7 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name} must be a positive integer, got {value!r}")
-        for name in ("body_seconds", "request_seconds", "drain_seconds"):
+        for name in ("head_seconds", "body_seconds", "request_seconds", "drain_seconds"):
             value = getattr(self, name)
             number = type(value) in (int, float)
             if not number or math.isnan(value) or value <= 0:
