@@ -23,7 +23,7 @@ from foredraft.engine.outputs import RequestOutput
 from foredraft.engine.request import Request
 from foredraft.engine.stops import StopRules
 from foredraft.grammar.compiler import CompiledGrammar, compiler_of
-from foredraft.models.chat import Message
+from foredraft.models.chat_messages import Message
 from foredraft.models.load import LoadedModel
 from foredraft.models.tokenizer import Detokenizer
 

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foredraft.core.errors import InvalidRequest, ModelError
+from foredraft.models.chat_messages import Message, checked_messages, texts_in
 from foredraft.models.template_sandbox import Refusal, TemplateEnvironment, render
 
-Message = Mapping[str, Any]
-_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+Tools = Sequence[Mapping[str, Any]]
+# Names of fields: templates look them up, so nothing is put into them.
+_FIELD = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*")
+# Templates compare these, which are words of JSON schema and not a user's.
+_TYPES = frozenset(
+    ("function", "object", "array", "string", "number", "integer", "boolean", "null")
+)
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 MAX_SOURCE = 2**20  # characters of a template
 
@@ -90,6 +96,7 @@ class ChatTemplate:
     Text may also *become* a control token, where the template deletes what is between its parts or
     joins it with its own. So messages that hold a part of one are rendered a second time, with
     marks at every such part; if the control tokens differ, the second rendering is taken.
+    Tools and tool calls are treated alike, in all their texts.
     Limit: a template that searches or counts a message with a control token's text sees the marks.
 
     Raises ModelError for a template that does not compile, or, later, fails.
@@ -111,50 +118,62 @@ class ChatTemplate:
         except Exception as error:  # also what Python's own compiler says to jinja2's code
             raise ModelError(f"chat template does not compile: {_one_line(error)}") from error
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+    ) -> str:
         """The text of a conversation, nothing kept apart. Raises as `pieces` does."""
-        return self._render(checked_messages(messages), add_generation_prompt)
+        return self._render(checked_messages(messages), tools, add_generation_prompt)
 
     def pieces(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
     ) -> list[Piece]:
-        """Ordinary text and the template's control tokens, in order.
+        """Ordinary text and the template's control tokens, in order. `tools`: what the template
+        knows by that name, lists and objects of texts, numbers, truth values and None.
 
         Raises InvalidRequest for messages that are malformed or that the template refuses,
         ModelError for a template that fails.
         """
         checked = checked_messages(messages)
-        contents = [message["content"] for message in checked]
-        mark = _absent_character([*contents, self.source])
-        whole = [self._whole_tokens(content) for content in contents]
-        partly = [
-            places | self._part_tokens(content)
-            for content, places in zip(contents, whole, strict=True)
-        ]
-        found = self._marked(checked, whole, mark, add_generation_prompt)
+        told = [{**message, "role": ""} for message in checked]  # roles have no need of marks
+        texts = set(texts_in([told, list(tools or ())]))
+        mark = _absent_character([*texts, self.source])
+        whole = {text: self._whole_tokens(text) for text in texts}
+        partly = {text: places | self._part_tokens(text) for text, places in whole.items()}
+
+        def rendered(places: Mapping[str, set[int]]) -> list[Piece]:
+            """The rendering with marks at the places of each text, cut at its control tokens."""
+
+            def put(text: str) -> str:
+                return _insert(text, places[text], mark)
+
+            def put_in_key(key: str) -> str:
+                return _insert(key, (whole if _FIELD.fullmatch(key) else places)[key], mark)
+
+            marked = [
+                {**_mapped(message, put, put_in_key), "role": original["role"]}
+                for message, original in zip(told, checked, strict=True)
+            ]
+            marked_tools = None if tools is None else _mapped(list(tools), put, put_in_key)
+            return self._splitter.split(self._render(marked, marked_tools, add_generation_prompt))
+
+        found = rendered(whole)
         if partly != whole:
-            strict = self._marked(checked, partly, mark, add_generation_prompt)
+            strict = rendered(partly)
             found = found if _controls(found) == _controls(strict) else strict
         unmarked = [p.replace(mark, "") if isinstance(p, str) else p for p in found]
         return [piece for piece in unmarked if piece]
 
-    def _marked(
-        self,
-        messages: Sequence[dict[str, str]],
-        places: Sequence[set[int]],
-        mark: str,
-        add_generation_prompt: bool,
-    ) -> list[Piece]:
-        """The rendering with `mark` at `places[i]` of message i, cut at its control tokens."""
-        marked = [
-            message | {"content": _insert(message["content"], at, mark)}
-            for message, at in zip(messages, places, strict=True)
-        ]
-        return self._splitter.split(self._render(marked, add_generation_prompt))
-
     def _whole_tokens(self, content: str) -> set[int]:
         """Behind the first character of every control token in `content`, overlapping ones too."""
         places: set[int] = set()
+        if self._splitter.first_characters.isdisjoint(content):
+            return places
         for text in self._splitter.texts:
             at = content.find(text)
             while at >= 0:
@@ -178,11 +197,13 @@ class ChatTemplate:
         """Whether `text` is a proper part of a control token."""
         return text != "" and any(text in whole and text != whole for whole in self._splitter.texts)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Tools | None, add_generation_prompt: bool
+    ) -> str:
         variables = {
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": tools,
             "documents": None,
             **self._variables,
         }
@@ -197,62 +218,20 @@ class ChatTemplate:
             ) from error
 
 
-def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as plain dictionaries of `role` and `content`; text parts are joined.
-
-    Raises InvalidRequest that names the message and what is wrong with it.
-    """
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
-        raise InvalidRequest(
-            "messages must be a list of at least one message, each with role and content; got "
-            f"{_short(messages)}"
-        )
-    return [_checked(message, index) for index, message in enumerate(messages)]
-
-
-def _checked(message: Message, index: int) -> dict[str, str]:
-    name = f"message {index}"
-    if not isinstance(message, Mapping):
-        raise InvalidRequest(f"{name} is a {type(message).__name__}, expected role and content")
-    unknown = sorted(repr(key) for key in set(message) - {"role", "content"})
-    if unknown:
-        raise InvalidRequest(f"{name} has {unknown[0]}; supported are 'role' and 'content'")
-    role, content = message.get("role"), message.get("content")
-    # The role goes through the template unmarked: hence only letters, digits, '_' and '-'.
-    if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise InvalidRequest(f"{name} has role {role!r}; expected a word such as 'user'")
-    if isinstance(content, list):
-        content = "".join(_text_part(part, name) for part in content)
-    if not isinstance(content, str):
-        raise InvalidRequest(f"{name} has content of type {type(content).__name__}; expected text")
-    check_text(content, f"{name}'s content")
-    return {"role": role, "content": content}
-
-
-def check_text(text: str, name: str) -> None:
-    """Raise InvalidRequest for half of a surrogate pair: it has no UTF-8, and so no tokens."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"{name} holds {text[error.start]!r} at character {error.start}, half of a surrogate "
-            "pair: no text that can be encoded"
-        ) from error
-
-
-def _short(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _text_part(part: Any, name: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        raise InvalidRequest(f"{name} has a content part {kind!r}; supported is 'text'")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{name} has a text part whose text is a {type(text).__name__}")
-    return text
+def _mapped(value: Any, text: Callable[[str], str], key: Callable[[str], str]) -> Any:
+    """`value` with `text` of all its texts and `key` of all its keys."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Mapping):
+        return {
+            key(name): each
+            if name == "type" and isinstance(each, str) and each in _TYPES
+            else _mapped(each, text, key)
+            for name, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_mapped(each, text, key) for each in value]
+    return value
 
 
 def _insert(content: str, places: set[int], mark: str) -> str:

@@ -19,9 +19,9 @@ from foredraft.models.chat import (
     Control,
     ControlSplitter,
     ControlToken,
-    Message,
-    check_text,
+    Tools,
 )
+from foredraft.models.chat_messages import Message, check_text
 from foredraft.models.detokenizer import Detokenizer
 
 __all__ = ["Detokenizer", "Tokenizer"]
@@ -105,18 +105,32 @@ class Tokenizer:
         """The template's source."""
         return None if self._template is None else self._template.source
 
-    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+    ) -> str:
         """The conversation as text, for people to read. Raises as `apply_chat_template`."""
-        return self._need_template().render(messages, add_generation_prompt)
+        return self._need_template().render(messages, add_generation_prompt, tools)
 
     def apply_chat_template(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
     ) -> list[int]:
         """Ids of a conversation. Only the template's own control tokens are control tokens.
 
+        `tools`: for templates that know them, as OpenAI's API has them.
         Raises ModelError without a template; InvalidRequest for malformed or refused messages.
         """
-        return self._encode_pieces(self._need_template().pieces(messages, add_generation_prompt))
+        pieces = self._need_template().pieces(messages, add_generation_prompt, tools)
+        return self._encode_pieces(pieces)
+
+    def control_id(self, text: str) -> int | None:
+        """The id of the control token that is spelled `text`, None where there is none."""
+        return self._control_by_text.get(text)
 
     @property
     def vocabulary(self) -> dict[str, int]:

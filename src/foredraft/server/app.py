@@ -21,6 +21,7 @@ from foredraft import __version__
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.server import replies
 from foredraft.server.completing import complete, describe
+from foredraft.server.conversation import conversation
 from foredraft.server.document import (
     ANSWERED,
     KEYED,
@@ -44,10 +45,12 @@ from foredraft.server.schemas import (
 )
 from foredraft.server.settings import ServerSettings
 from foredraft.server.state import ServerState
+from foredraft.server.tools.choice import tool_use
+from foredraft.server.tools.grammar import check_grammar
+from foredraft.server.tools.prompt import prompt_ids
 from foredraft.server.translation import (
     chat_params,
     completion_params,
-    conversation,
     prompts_of,
     request_options,
 )
@@ -95,16 +98,22 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     """The assistant's next message, whole or as server-sent events."""
     state = _state(request)
     state.check_model(body.model)
-    params, options = chat_params(body), request_options(body)
+    tokenizer, form = state.engine.tokenizer, state.tool_format
+    tools = tool_use(body, form)
+    params, options = chat_params(body, tools, tokenizer.control_id), request_options(body)
     _check_stream(body.stream, prompt_logprobs=body.prompt_logprobs is not None)
-    tokenizer = state.engine.tokenizer
+    if tools is not None and params.structured_outputs is not None:
+        await state.in_thread(check_grammar, tools, params.structured_outputs, state.grammars)
     prompt = await state.in_thread(
-        tokenizer.apply_chat_template,
+        prompt_ids,
+        tokenizer,
         conversation(body.messages),
+        form,
+        () if tools is None else tools.functions,
         body.add_generation_prompt is not False,
     )
     work = Work([prompt], params, options, bool(body.return_token_origins))
-    return await complete(state, request, body, work, ChatForm(body, tokenizer, params.n))
+    return await complete(state, request, body, work, ChatForm(body, tokenizer, params, tools))
 
 
 @router.post(
@@ -214,7 +223,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 def _tokenized(state: ServerState, body: TokenizeRequest) -> dict[str, Any]:
     tokenizer = state.engine.tokenizer
     if body.messages is not None:
-        ids = tokenizer.apply_chat_template(conversation(body.messages), body.add_generation_prompt)
+        messages, form = conversation(body.messages), state.tool_format
+        ids = prompt_ids(tokenizer, messages, form, (), body.add_generation_prompt)
     else:
         encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
         ids = encode(body.prompt or "")

@@ -12,11 +12,14 @@ from dataclasses import asdict
 from typing import Any
 
 from foredraft import __version__
+from foredraft.core.sampling import SamplingParams
 from foredraft.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.server.cutting import TokenCutter
 from foredraft.server.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
 from foredraft.server.schemas import ChatRequest, CompletionRequest, SamplingFields
+from foredraft.server.tools.choice import ToolUse
+from foredraft.server.tools.message import MessageWriter
 
 FINGERPRINT = f"foredraft-{__version__}"
 
@@ -25,6 +28,7 @@ class Form:
     """One answer's form. Subclasses say what a choice is."""
 
     prefix = object = chunk_object = ""
+    _text_field = ""  # of a chunk's choice: where what was written stands
 
     def __init__(self, request: SamplingFields, tokenizer: Tokenizer, n: int) -> None:
         self._request = request
@@ -46,11 +50,12 @@ class Form:
         if delta.finished is not None:
             self._outputs.append(delta.finished)
         told = self._wants_tokens and delta.token_ids
-        if not (delta.text or told or delta.completion is not None):
+        ended, part = delta.completion, self._delta(prompt, delta)
+        if not (part[self._text_field] or told or ended is not None):
             return None
-        choice = {"index": prompt * self._n + delta.index, **self._delta(prompt, delta)}
-        ended = delta.completion
-        choice["finish_reason"] = None if ended is None else self._reason(ended)
+        at = prompt * self._n + delta.index
+        choice = {"index": at, **part}
+        choice["finish_reason"] = None if ended is None else self._reason(at, ended)
         if ended is not None:
             choice["stop_reason"] = ended.stop_reason
         choice |= self._tokens(delta)
@@ -67,9 +72,9 @@ class Form:
         choices = []
         for prompt, output in enumerate(outputs):
             for each in output.outputs:
-                choice: dict[str, Any] = {"index": prompt * self._n + each.index}
-                choice |= self._whole(prompt, output, each)
-                choice["finish_reason"] = self._reason(each)
+                at = prompt * self._n + each.index
+                choice: dict[str, Any] = {"index": at, **self._whole(prompt, output, each)}
+                choice["finish_reason"] = self._reason(at, each)
                 choice["stop_reason"] = each.stop_reason
                 choice |= self._tokens_of(each)
                 choices.append(choice)
@@ -95,7 +100,7 @@ class Form:
     ) -> dict[str, Any]:
         raise AssertionError("a form says what a choice is")
 
-    def _reason(self, completion: CompletionOutput) -> str:
+    def _reason(self, at: int, completion: CompletionOutput) -> str:
         return completion.finish_reason
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -167,7 +172,20 @@ class ChatForm(Form):
     """`/v1/chat/completions`."""
 
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    _text_field = "delta"
     _request: ChatRequest
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        tools: ToolUse | None = None,
+    ) -> None:
+        """`tools`: what the answers may call."""
+        super().__init__(request, tokenizer, params.n)
+        self._skip = params.skip_special_tokens
+        self._writers = [MessageWriter(tools) for _ in range(params.n)]
 
     def opening(self, num_prompts: int) -> list[dict[str, Any]]:
         """The role of each choice."""
@@ -182,18 +200,24 @@ class ChatForm(Form):
         return super()._wants_tokens or bool(self._request.logprobs)
 
     def _delta(self, prompt: int, delta: StreamDelta) -> dict[str, Any]:
+        writer = self._writers[prompt * self._n + delta.index]
         return {
-            "delta": {"content": delta.text} if delta.text else {},
+            "delta": writer.push(delta.text, ended=delta.completion is not None),
             "logprobs": self._logprobs(delta.logprobs),
         }
 
     def _whole(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput
     ) -> dict[str, Any]:
+        writer = self._writers[prompt * self._n + completion.index]
         return {
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "message": writer.message(completion.text),
             "logprobs": self._logprobs(completion.logprobs or ()),
         }
+
+    def _reason(self, at: int, completion: CompletionOutput) -> str:
+        stopped = completion.finish_reason == "stop"
+        return "tool_calls" if stopped and self._writers[at].num_calls else completion.finish_reason
 
     def _logprobs(self, logprobs: Any) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, logprobs) if self._request.logprobs else None
@@ -203,6 +227,7 @@ class CompletionForm(Form):
     """`/v1/completions`."""
 
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
+    _text_field = "text"
     _request: CompletionRequest
 
     def __init__(

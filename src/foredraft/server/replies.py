@@ -90,15 +90,27 @@ class Token(Reply):
     origin: Literal["plain", "accepted", "recovered", "bonus"]
 
 
+class FunctionCall(Reply):
+    name: str
+    arguments: str
+
+
+class ToolCall(Reply):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class Message(Reply):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    tool_calls: list[ToolCall] | None = None
 
 
 class Choice(Reply):
     index: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None
     token_ids: list[int] | None = None
     tokens: list[Token] | None = None

@@ -18,6 +18,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=512)]
 Metadata = Annotated[dict[str, str], Field(max_length=16)]
 MOST_STOPS = 16
 MOST_BIASES = 1024
+MOST_TOOLS = 128
 
 
 class Strict(BaseModel):
@@ -169,22 +170,69 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class FunctionDefinition(Strict):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A function, with its kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(Strict):
+    """A function by its name alone."""
+
+    name: FunctionName
+
+
+class NamedTool(Strict):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class FunctionCall(Strict):
+    """What was called; `arguments` is the text of a JSON object."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call in an assistant's message."""
+
+    id: Label
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class ChatMessage(Strict):
     """One turn of a conversation."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "name": "chat templates have no place for it",
         "refusal": "say it as content",
         "audio": "the model reads text",
         "annotations": "the model reads text",
         "function_call": "it was replaced by tool_calls",
         "reasoning_content": "chat templates have no place for it",
-        "tool_calls": "this server has no tools",
-        "tool_call_id": "this server has no tools",
     }
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | None = None  # null where there are tool_calls
+    name: Label | None = None  # of the function, in a tool's message
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=128)] | None = None
+    tool_call_id: Label | None = None
 
 
 class ChatRequest(SamplingFields):
@@ -199,9 +247,6 @@ class ChatRequest(SamplingFields):
         "reasoning_effort": "the model has no such switch",
         "verbosity": "the model has no such switch",
         "web_search_options": "the server reaches out for nothing",
-        "tools": "this server has no tools",
-        "tool_choice": "this server has no tools",
-        "parallel_tool_calls": "this server has no tools",
         "chat_template": "templates are programs: the model's own is used",
         "chat_template_kwargs": "templates are programs: the model's own is used",
     }
@@ -212,6 +257,9 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
 
 

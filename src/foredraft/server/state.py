@@ -17,10 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from foredraft.engine.async_engine import AsyncEngine
+from foredraft.grammar.compiler import compiler_of
 from foredraft.server.auth import KeyRing
 from foredraft.server.errors import APIError, queue_full
 from foredraft.server.observing import ServerMetrics
 from foredraft.server.settings import ServerSettings
+from foredraft.server.tools.formats import format_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +39,9 @@ class ServerState:
         self.settings = settings
         self.keys = KeyRing(settings.api_keys)
         self.metrics = ServerMetrics(engine.metrics.registry, engine.metrics.labels)
+        loaded = engine.loaded
+        self.grammars = compiler_of(loaded.tokenizer, loaded.config.vocab_size)  # the engine's own
+        self.tool_format = format_of(loaded.tokenizer.chat_template)
         self.started_at = int(time.time())
         self.drain_deadline: float | None = None  # on the monotonic clock, once it drains
         self.num_http = 0  # requests whose answer is not written yet

@@ -5,21 +5,21 @@ Knows both sides' names; knows no route.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from foredraft.core.sampling import SamplingParams
 from foredraft.core.structured_outputs import StructuredOutputs
 from foredraft.engine.submission import RequestOptions
+from foredraft.server.conversation import joined
 from foredraft.server.errors import APIError
 from foredraft.server.schemas import (
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     ResponseFormat,
     SamplingFields,
-    Text,
 )
+from foredraft.server.tools.choice import ToolUse
+from foredraft.server.tools.grammar import ControlId, answer_grammar
 
 # Fields of the same name and meaning as in SamplingParams.
 _SAME = (
@@ -42,8 +42,13 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def chat_params(request: ChatRequest) -> SamplingParams:
-    """Raises InvalidRequest, APIError."""
+def chat_params(
+    request: ChatRequest, tools: ToolUse | None, control_id: ControlId
+) -> SamplingParams:
+    """`tools`: what may be called; `control_id`: of the model's control tokens.
+
+    Raises InvalidRequest, APIError.
+    """
     values = _values(request)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
@@ -60,11 +65,29 @@ def chat_params(request: ChatRequest) -> SamplingParams:
                 400, "response_format: structured outputs are given too", param="response_format"
             )
         values["structured_outputs"] = _by_format(request.response_format)
+    if tools is not None:
+        _call_tools(values, request, tools, control_id)
     if request.top_logprobs is not None and not request.logprobs:
         raise APIError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     if request.logprobs:
         values["logprobs"] = request.top_logprobs or 0
     return SamplingParams(**values)
+
+
+def _call_tools(
+    values: dict[str, Any], request: ChatRequest, tools: ToolUse, control_id: ControlId
+) -> None:
+    if "structured_outputs" in values:
+        field = "structured_outputs" if request.response_format is None else "response_format"
+        raise APIError(
+            400, f"{field}: the answer may be a call of a tool; it needs tool_choice to be 'none'",
+            param=field,
+        )  # fmt: skip
+    if tools.is_held:
+        values["structured_outputs"] = answer_grammar(tools, control_id)
+    if any(control_id(opening) is not None for opening in tools.form.openings):
+        # Else the text would not show where a call begins.
+        values["skip_special_tokens"] = False
 
 
 def request_options(request: SamplingFields) -> RequestOptions:
@@ -77,22 +100,6 @@ def request_options(request: SamplingFields) -> RequestOptions:
         num_speculative_tokens=None if speculation is None else speculation.num_speculative_tokens,
         prediction=None if prediction is None else joined(prediction.content),
     )
-
-
-def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates know them: OpenAI's "developer" is their "system"."""
-    return [
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": joined(message.content),
-        }
-        for message in messages
-    ]
-
-
-def joined(text: Text) -> str:
-    """The text of all parts."""
-    return text if isinstance(text, str) else "".join(part.text for part in text)
 
 
 def prompts_of(request: CompletionRequest, most: int) -> list[str | list[int]]:
