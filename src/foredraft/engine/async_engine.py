@@ -21,7 +21,7 @@ from foredraft.engine.metrics import EngineMetrics
 from foredraft.engine.outputs import RequestOutput, StreamDelta
 from foredraft.engine.submission import Group, Prompt, RequestOptions, check_params
 from foredraft.engine.worker import Worker
-from foredraft.models.chat import Message
+from foredraft.models.chat_messages import Message
 from foredraft.models.load import LoadedModel
 
 CLOSE_SECONDS = 30.0  # that `close` waits for a step that does not come back

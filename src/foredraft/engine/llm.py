@@ -21,7 +21,7 @@ from foredraft.engine.submission import (
     as_prompts,
     check_params,
 )
-from foredraft.models.chat import Message
+from foredraft.models.chat_messages import Message
 
 _Each = TypeVar("_Each")
 
