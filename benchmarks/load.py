@@ -27,7 +27,7 @@ from foredraft.core.errors import UserError
 PROMPTS = Path(__file__).parent / "data" / "bench.jsonl"
 ADAPTIVE = ("--speculative-config", '{"method": "auto", "policy": "adaptive"}')
 FIXED = ("--speculative-config", '{"method": "auto", "num_speculative_tokens": 2}')
-# With so many streams the adaptive policy drafts next to nothing, and leaves nothing to smooth: what
+# With so many streams the adaptive policy drafts next to nothing and leaves nothing to smooth: what
 # bursts and `--pace` do to readers is seen where drafts are as long whatever the load.
 CONFIGS: Mapping[str, Sequence[str]] = {
     "plain": ("--no-speculation",),

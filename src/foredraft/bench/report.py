@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foredraft.bench.drafters_page import drafters_page
-from foredraft.bench.load.page import load
+from foredraft.bench.load.page import load_section
 from foredraft.bench.markdown import Result, median, number, section, table, times
 from foredraft.bench.plan_report import agent_loop, plan
 
@@ -275,7 +275,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "plan": plan,
     "agent-loop": agent_loop,
     "structured": _structured,
-    "load": load,
+    "load": load_section,
 }
 
 

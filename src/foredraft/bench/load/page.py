@@ -11,7 +11,7 @@ HEADING = (
 )  # fmt: skip
 
 
-def load(result: Result) -> str:
+def load_section(result: Result) -> str:
     """A line a configuration."""
     rows = []
     for run in result["runs"]:
