@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +21,7 @@ from foredraft.server.connection import connections
 from foredraft.server.state import ServerState, logger
 
 CLOSE_SECONDS = 10.0  # for a step that hangs when the server ends
+FAREWELL_SECONDS = 1.0  # for answers that are ended to say so
 BACKLOG = 2048  # connections that may wait to be taken
 IDLE_SECONDS = 30  # that a connection may wait for its next request
 
@@ -67,9 +69,9 @@ class DrainingServer(uvicorn.Server):
             raise ConfigError(f"cannot use the TLS certificate or key: {error}") from None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second aborts."""
+        """The first signal drains; at the second the time to drain is over."""
         if self.state.draining:
-            self.should_exit = self.force_exit = True
+            self.state.drain_deadline = time.monotonic()
             return
         self.state.drain()
         logger.info("draining: %d requests are open", self.state.num_http)
@@ -80,13 +82,26 @@ class DrainingServer(uvicorn.Server):
         deadline = self.state.drain_deadline
         if deadline is None or ends:
             return ends
-        if self.state.num_http == 0:
-            return True
-        if time.monotonic() >= deadline:
+        if self.state.num_http and time.monotonic() >= deadline:
             logger.warning("%d requests are open still and are ended", self.state.num_http)
+            await self._end_answers()
             self.force_exit = True
-            return True
-        return False
+        return self.force_exit or self.state.num_http == 0
+
+    async def _end_answers(self) -> None:
+        """Abort what is computed, so that each answer says why it ends; then hang up on who has not
+        sent all of a request, or takes nothing.
+        """
+        await self.state.engine.close(timeout=CLOSE_SECONDS)
+        await self._wait(lambda: self.state.num_http == 0)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await self._wait(lambda: not self.server_state.tasks)
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while not condition() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
 
 
 def serve_until_signal(server: DrainingServer, sock: socket.socket) -> None:
@@ -98,15 +113,6 @@ async def _serve(server: DrainingServer, sock: socket.socket) -> None:
     state: ServerState = server.state
     try:
         await server.serve(sockets=[sock])
-        await _end_answers()
     finally:
         state.close()
         await state.engine.close(timeout=CLOSE_SECONDS)
-
-
-async def _end_answers() -> None:
-    """Cancel what still answers, after the second signal."""
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
