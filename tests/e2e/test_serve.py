@@ -28,10 +28,13 @@ COMMAND = [
 
 
 @contextmanager
-def served(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def served(
+    *arguments: str | Path, port: int = 0, threads: int = 1
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """The process, and what it says when it starts."""
+    more = ["--port", str(port), "--json", "--threads", str(threads)]
     process = subprocess.Popen(
-        [*COMMAND, "serve", *map(str, arguments), "--port", "0", "--json", "--threads", "1"],
+        [*COMMAND, "serve", *map(str, arguments), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
