@@ -23,7 +23,8 @@ class PrefixNode:
     page: int
     depth: int
     parent: PrefixNode | None
-    drafted: bool = False  # the drafter's own cache is filled for this page as well
+    drafted: bool = False  # the drafter's own cache is filled for this page as well ...
+    follower: int | None = None  # ... as it is before this token; None: before any
     children: dict[_Key, PrefixNode] = field(default_factory=dict)
 
 
@@ -57,8 +58,11 @@ class PrefixTree:
     def num_pages(self) -> int:
         return len(self._nodes)
 
-    def match(self, salt: str, tokens: Sequence[int], most_pages: int) -> PrefixHit:
-        """The pages of the longest beginning of `tokens` that is known, `most_pages` at most.
+    def match(
+        self, salt: str, tokens: Sequence[int], most_pages: int, *, drafted: bool = False
+    ) -> PrefixHit:
+        """The pages of the longest beginning of `tokens` that is known, `most_pages` at most; with
+        `drafted` of those that are filled for the drafter too.
 
         They are the caller's to share before anything is evicted.
         """
@@ -70,9 +74,13 @@ class PrefixTree:
             node = None
             if len(pages) < most_pages:
                 node = hit.children.get(self._key(tokens, hit.depth))
-            if node is not None:
-                num_drafted += node.drafted and num_drafted == len(pages)
-                pages.append(node.page)
+            if node is None:
+                break
+            if num_drafted == len(pages) and self._is_drafted(node, tokens):
+                num_drafted += 1
+            elif drafted:
+                break
+            pages.append(node.page)
         return PrefixHit(tuple(pages), num_drafted, hit) if pages else PrefixHit()
 
     def publish(
@@ -98,14 +106,23 @@ class PrefixTree:
             node = self._put(node, self._key(tokens, depth), pages[depth])
         return node
 
-    def mark_drafted(self, pages: Sequence[int]) -> None:
+    def _is_drafted(self, node: PrefixNode, tokens: Sequence[int]) -> bool:
+        """Whether the drafter's own cache is filled for a page that `tokens` go through."""
+        if not node.drafted or node.follower is None:
+            return node.drafted
+        end = node.depth * self._page_size
+        return end < len(tokens) and tokens[end] == node.follower
+
+    def mark_drafted(
+        self, pages: Sequence[int], followers: Sequence[int | None] | None = None
+    ) -> None:
         """Note that the drafter's own cache is filled for `pages`; those without a node are none of
-        the tree's.
+        the tree's. `followers`: the token behind each, where what is filled depends on it.
         """
-        for page in pages:
+        for page, follower in zip(pages, followers or [None] * len(pages), strict=True):
             node = self._nodes.get(page)
             if node is not None:
-                node.drafted = True
+                node.drafted, node.follower = True, follower
 
     def evict(self) -> None:
         """Free the idle page that was in use longest ago, and whatever it leads to.

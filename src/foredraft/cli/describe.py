@@ -133,7 +133,7 @@ def _speculation(llm: LLM) -> dict[str, Any]:
         "off": _when_off(llm),
         "rows_a_step": f"up to {drafted + 1} a request, of {llm.config.max_num_batched_tokens}",
         "draft_weight_bytes": capabilities.weight_bytes,
-        "draft_working_limit_bytes": capabilities.working_bytes,
+        "draft_working_limit_bytes": llm.draft_working_bytes,
         "draft_cache_limit_bytes": own,
         "cached_tokens_without": alone.num_pages * alone.page_size,
     }

@@ -17,6 +17,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_member
 from foredraft.drafters.interface import Capabilities, Draft, Drafter, DraftRequest, StepResult
 from foredraft.drafters.member import Member, Rated
+from foredraft.models.interface import HEAD_INPUT
 from foredraft.models.load import LoadedModel
 
 BEST, MERGE = "best", "merge"
@@ -73,7 +74,7 @@ class CombinedDrafter:
 
     def observe(self, results: Sequence[StepResult]) -> None:
         """Tell all members, whatever one of them does."""
-        told = self.capabilities.top_ids
+        told = self.capabilities
         _for_all(self.members, lambda member: member.observe(member.cut(results, told)))
 
     def release(self, request_id: str) -> None:
@@ -99,6 +100,13 @@ class CombinedDrafter:
             raise ConfigError(
                 f"drafters[{cached[1]}] keeps keys and values of its own, and so does "
                 f"drafters[{cached[0]}]: one of them at most can"
+            )
+        depths = [d for each in members for d in each.feature_layers if d != HEAD_INPUT]
+        run = max(each.target_layers for each in members)
+        if depths and min(depths) < run:
+            raise ConfigError(
+                f"drafters run {run} layers of the target, and read its hidden states at depth "
+                f"{min(depths)}, which the pass behind them doesn't have"
             )
         layers = sorted({each.target_layers for each in members} - {0})
         if len(layers) > 1:
@@ -130,6 +138,7 @@ class CombinedDrafter:
             top_ids=max(each.top_ids for each in members),
             prediction=any(each.prediction for each in members),
             target_layers=max(each.target_layers for each in members),
+            feature_layers=tuple(dict.fromkeys(d for m in members for d in m.feature_layers)),
         )
 
 

@@ -47,6 +47,9 @@ class Rows:
     segment: Segment
     wanted: Sequence[int] = ()  # of the part's rows, those whose logits the draft grows from
     own_ids: bool = False  # `token_ids` are the model's own, not the target's
+    # Of the rows behind the committed ones: the node of the draft that each is, and its parent, -1
+    # the pending token.
+    drafted: Sequence[tuple[int, int]] = ()
 
 
 class Growth:
@@ -71,7 +74,10 @@ class Growth:
         part = self.pending[:MAX_ROWS]
         asks = self.room > 0 and len(part) == len(self.pending)
         segment = Segment(self.start, len(part), (), self.request.pages)
-        return Rows(part, segment, (len(part) - 1,) if asks else ())
+        first = len(self.request.tokens)
+        nodes = range(max(0, self.start - first), max(0, self.start + len(part) - first))
+        drafted = [(node, node - 1) for node in nodes]
+        return Rows(part, segment, (len(part) - 1,) if asks else (), drafted=drafted)
 
     def passed(self) -> None:
         """The pass has computed `rows`."""

@@ -17,6 +17,10 @@ from foredraft.core.sampling import History, Sampler, SamplingParams
 from foredraft.grammar.matcher import Matcher
 from foredraft.models.interface import LayerResume
 
+# Computed positions that a drafter that fills its cache from features may lack before it is asked
+# to read them, drafting or not: what it is told of them it keeps until then.
+MOST_UNREAD = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -42,6 +46,10 @@ class Capabilities:
     # Layers of the target, from the first, that the drafter runs itself: it is given the target's
     # own cache, and a pass can go on behind them (`Draft.resume`). 0: none.
     target_layers: int = 0
+    # Depths of the target, as in `FlatBatch.feature_layers`, whose hidden states of every computed
+    # row are told in `StepResult.features`. A drafter with a cache of its own fills it from them:
+    # position p from the features at p and the token at p + 1.
+    feature_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,9 @@ class DraftRequest:
     id: str
     tokens: Sequence[int]  # prompt and output, the pending one last; read-only, good for this call
     num_prompt_tokens: int
-    max_nodes: int  # 0: the prompt is being read, `tokens` end with this step's part of it
+    # 0: the prompt is being read, `tokens` end with this step's part of it; or a drafter that fills
+    # its cache from features is to read what it has been told.
+    max_nodes: int
     sampling: SamplingParams
     seed: int  # the request's own, for coins: stream DRAFT, or the target's noise when coupled
     coupled: bool  # the draft is verified by the coupled rule
@@ -142,6 +152,9 @@ class StepResult:
     num_accepted: int
     next_token: int | None  # None while the prompt is still being computed
     cache_salt: str = ""  # as in `DraftRequest`
+    # [rows, depths * H] of `rows` in their order, at the depths that the capabilities ask for. None
+    # of a request that is not to be drafted for any more.
+    features: Tensor | None = None
 
 
 @runtime_checkable

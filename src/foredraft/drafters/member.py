@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foredraft.drafters.interface import Capabilities, Draft, Drafter, DraftRequest, StepResult
+import torch
+from torch import Tensor
+
+from foredraft.drafters.interface import (
+    MOST_UNREAD,
+    Capabilities,
+    Draft,
+    Drafter,
+    DraftRequest,
+    StepResult,
+)
 from foredraft.drafters.track_record import TrackRecord
 
 # Kinds of nodes: tenths of confidence (one more: none is stated) by depth, deep ones alike.
@@ -52,8 +62,14 @@ class Member:
         return best
 
     def reads_along(self, request: DraftRequest) -> bool:
-        """Whether the drafter is asked for no nodes, to read a prompt for its own cache."""
-        return request.max_nodes == 0 and self.capabilities.cache is not None
+        """Whether the drafter is asked for no nodes, to read a prompt for its own cache, or what it
+        was told of while others drafted.
+        """
+        if self.capabilities.cache is None:
+            return False
+        unread = request.num_computed - request.num_cached
+        behind = bool(self.capabilities.feature_layers) and unread >= MOST_UNREAD
+        return request.max_nodes == 0 or behind
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Rated]:
         drafts = self.drafter.propose(requests)
@@ -64,13 +80,22 @@ class Member:
         self._depths.observe(results)
         self.drafter.observe(results)
 
-    def cut(self, results: Sequence[StepResult], told: int) -> Sequence[StepResult]:
-        """`results` with as many top ids a row as this drafter asks for, where `told` are more."""
-        wanted = self.capabilities.top_ids
-        if wanted == told or not wanted:
+    def cut(self, results: Sequence[StepResult], told: Capabilities) -> Sequence[StepResult]:
+        """`results` with as many top ids a row as this drafter asks for, and with the features that
+        it asks for, where more are `told`.
+        """
+        wanted, depths = self.capabilities.top_ids, self.capabilities.feature_layers
+        if wanted and wanted != told.top_ids:
+            results = [
+                replace(
+                    each, rows=[replace(row, top_ids=row.top_ids[:wanted]) for row in each.rows]
+                )
+                for each in results
+            ]
+        if depths == told.feature_layers:
             return results
         return [
-            replace(each, rows=[replace(row, top_ids=row.top_ids[:wanted]) for row in each.rows])
+            replace(each, features=_at_depths(each.features, depths, told.feature_layers))
             for each in results
         ]
 
@@ -103,6 +128,16 @@ class Member:
                 self._depths.expect(request.id, draft.tokens, draft.parents, promised)
         made = replace(draft, confidence=confidence)
         return Rated(made, paths, _score(paths, request), self.capabilities.costs_passes)
+
+
+def _at_depths(
+    features: Tensor | None, wanted: Sequence[int], told: Sequence[int]
+) -> Tensor | None:
+    """The columns of `features [rows, depths * H]` that belong to the wanted depths."""
+    if features is None or not wanted:
+        return None
+    parts = features.chunk(len(told), dim=1)
+    return torch.cat([parts[told.index(depth)] for depth in wanted], dim=1)
 
 
 def _score(paths: Sequence[float], request: DraftRequest) -> float:

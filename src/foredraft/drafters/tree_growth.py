@@ -128,7 +128,8 @@ class TreeGrowth(Growth):
         last = len(request.tokens) - 1
         segment = Segment(last, 1, parents, request.pages)
         tokens = [request.tokens[last], *(self.nodes[node].token for node in level)]
-        return Rows(tokens, segment, [1 + place[node] for node in self.asking])
+        drafted = [(node, self.nodes[node].parent) for node in level]
+        return Rows(tokens, segment, [1 + place[node] for node in self.asking], drafted=drafted)
 
     def passed(self) -> None:
         if self.pending:

@@ -18,7 +18,7 @@ from foredraft.cache.tensors import CacheShape, KVCache
 from foredraft.core.errors import ConfigError, InvalidRequest
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.catalog import DEFAULT_DRAFT_LENGTH, build_drafter, resolve_method
-from foredraft.drafters.interface import Drafter
+from foredraft.drafters.interface import MOST_UNREAD, Drafter
 from foredraft.engine.calibration import cost_curve
 from foredraft.engine.capacity import Capacity, capacity, capacity_words, middling_size
 from foredraft.engine.config import (
@@ -38,8 +38,9 @@ from foredraft.engine.memory import (
     size_words,
 )
 from foredraft.engine.submission import Group, Prompt, RequestFactory, RequestOptions
-from foredraft.models.chat import Message
-from foredraft.models.decoder import cache_shape
+from foredraft.models.chat_messages import Message
+from foredraft.models.decoder import activation_dtype, cache_shape
+from foredraft.models.interface import HEAD_INPUT
 from foredraft.models.load import LoadedModel, load_model
 from foredraft.planning.adaptive import AdaptivePolicy
 from foredraft.planning.allocation import Objective
@@ -103,6 +104,7 @@ class EngineFront:
         self.method = _method(drafter, self.speculative)
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
         budget = choose_budget(memory, kv_cache_gib, self.loaded.device)
+        self.draft_working_bytes = self._working_bytes(max_num_seqs, max_num_batched_tokens)
         models = self._models(kv_dtype)
         plan = partial(
             plan_engine,
@@ -179,10 +181,29 @@ class EngineFront:
         line = capacity_words(
             here, plain, self.config, self.config_without_drafter.num_pages, size_words(held)
         )
-        remembered = 0 if self.drafter is None else self.drafter.capabilities.working_bytes
-        if not remembered:
+        if not self.draft_working_bytes:
             return line
-        return f"{line}; the drafter remembers up to {size_words(remembered)}"
+        return f"{line}; the drafter remembers up to {size_words(self.draft_working_bytes)}"
+
+    def _working_bytes(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+        """What the drafter remembers at most, the features that it has not read yet among it."""
+        if self.drafter is None:
+            return 0
+        capabilities, loaded = self.drafter.capabilities, self.loaded
+        num_layers = loaded.config.num_layers
+        for depth in capabilities.feature_layers:
+            if depth != HEAD_INPUT and not 0 <= depth <= num_layers:
+                raise ConfigError(
+                    f"the drafter asks for features at depth {depth} of a target with depths "
+                    f"0..{num_layers}"
+                )
+        # What is read is kept until the step that read it is committed.
+        unread = 1 if capabilities.cache is None else 2 * MOST_UNREAD
+        rows = max_num_seqs * unread + 2 * max_num_batched_tokens
+        depths = len(capabilities.feature_layers)
+        itemsize = activation_dtype(loaded.dtype).itemsize
+        features = rows * depths * loaded.config.hidden_size * itemsize
+        return capabilities.working_bytes + features
 
     def _models(self, kv_dtype: str) -> list[ModelMemory]:
         """What the target takes of memory, and the drafter if there is one."""
@@ -195,7 +216,7 @@ class EngineFront:
             if own is not None and kv_dtype != "auto":
                 own = replace(own, dtype=dtype)
             models.append(
-                ModelMemory("drafter", capabilities.weight_bytes, own, capabilities.working_bytes)
+                ModelMemory("drafter", capabilities.weight_bytes, own, self.draft_working_bytes)
             )
         return models
 

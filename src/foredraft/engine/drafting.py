@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foredraft.cache.tensors import KVCache
 from foredraft.core.trees import ROOT, Topology, topology
-from foredraft.drafters.interface import Draft, Drafter, DraftRequest
+from foredraft.drafters.interface import MOST_UNREAD, Draft, Drafter, DraftRequest
 from foredraft.engine.request import Request
 from foredraft.engine.scheduler import Scheduled
 from foredraft.models.interface import LayerResume
@@ -100,16 +100,20 @@ def ask(
 ) -> dict[str, CheckedDraft]:
     """Drafts by request id, for the rows that may have one.
 
-    A drafter with a cache of its own also reads along the prompts of requests to be drafted for;
-    one that runs layers of the target is given the target's.
+    A drafter with a cache of its own also reads along the prompts of requests to be drafted for,
+    and what it was told of others that it may draft for again; one that runs layers of the target
+    is given the target's.
     Raises DrafterError for anything that is not one well-formed draft per request.
     """
     if drafter is None:
         return {}
+    reads = drafter.capabilities.cache is not None and bool(drafter.capabilities.feature_layers)
     wanted = [
         row
         for row in rows
-        if row.max_nodes or (row.speculates and not row.emits and cache is not None)
+        if row.max_nodes
+        or (row.speculates and not row.emits and cache is not None)
+        or (reads and _num_unread(row.request) >= MOST_UNREAD)
     ]
     if not wanted:
         return {}
@@ -126,6 +130,11 @@ def ask(
             f"the drafter's drafts can't be read: {type(error).__name__}: {error}"
         ) from error
     return checked
+
+
+def _num_unread(request: Request) -> int:
+    """Computed positions whose features the drafter keeps."""
+    return request.num_computed - request.num_draft_cached if request.max_draft_nodes > 0 else 0
 
 
 def _check_all(

@@ -27,7 +27,13 @@ from foredraft.engine.logprobs import token_logprobs
 from foredraft.engine.observing import Commit, Observer, step_record
 from foredraft.engine.outputs import TokenLogprobs
 from foredraft.engine.request import Request
-from foredraft.engine.results import TopIds, step_result, wanted_top_ids
+from foredraft.engine.results import (
+    Features,
+    TopIds,
+    step_result,
+    wanted_features,
+    wanted_top_ids,
+)
 from foredraft.engine.scheduler import Scheduler
 from foredraft.engine.step import Outcome, Window, build_windows, verify
 from foredraft.engine.stops import Stop
@@ -86,7 +92,7 @@ class Engine:
         self.draft_cache = draft_cache
         self.seconds = StepSeconds()
         self.pool = PagePool(cache.num_pages)
-        self.scheduler = Scheduler(config, self.pool, policy)
+        self.scheduler = Scheduler(config, self.pool, policy, reads_features=_reads(drafter))
         self.observers = list(observers)
         # Those whose step has begun, and did not reach its commit. None: not even settled who runs.
         self.uncommitted: Sequence[Request] | None = ()
@@ -206,7 +212,8 @@ class Engine:
             _call_all([partial(self.drafter.release, request.id) for request in plan.preempted])
         if plan.page_copies:
             sources, destinations = zip(*plan.page_copies, strict=True)
-            self.cache.copy_pages(sources, destinations)
+            for cache in filter(None, (self.cache, self.draft_cache)):
+                cache.copy_pages(sources, destinations)
         if not plan.rows:
             return []
         scheduled = time.perf_counter()
@@ -217,13 +224,15 @@ class Engine:
         offers = offers_of(plan, drafts)
         drafts = trimmed(policy, plan, drafts, offers)
         drafted = time.perf_counter()
-        windows, batch = build_windows(plan.rows, drafts)
-        logits = self.model.run(batch, self.cache).logits
+        asked = wanted_features(self.drafter, plan.rows)
+        windows, batch = build_windows(plan.rows, drafts, asked)
+        output = self.model.run(batch, self.cache)
+        logits = output.logits
         computed = time.perf_counter()
         row_math = self.model.kernels.row_math
         outcomes = verify(windows, logits, row_math)
         tops = wanted_top_ids(self.drafter, windows, logits, row_math)
-        changed, calls = self._commit(windows, outcomes, logits, tops)
+        changed, calls = self._commit(windows, outcomes, logits, tops, output.features)
 
         def learn() -> None:
             rest = scheduled - begin + time.perf_counter() - computed
@@ -250,6 +259,7 @@ class Engine:
         outcomes: Sequence[Outcome],
         logits: Tensor,
         tops: TopIds,
+        features: Features,
     ) -> tuple[list[Request], list[Callable[[], None]]]:
         """The only mutation; the requests it changed, and the calls of what is foreign, to be made
         after it. All that can fail of ours comes before it.
@@ -272,7 +282,7 @@ class Engine:
             commits.append(Commit.of(window, outcome, count))
             if self.drafter is not None:
                 kept = [emission.token for emission in emitted[:count]]
-                results.append(step_result(window, outcome, kept, tops))
+                results.append(step_result(window, outcome, kept, tops, features))
             if self._tap is not None:
                 taps += [
                     partial(self._tap, request.id, first + i, emission.token, logits[emission.row])
@@ -397,6 +407,14 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise IntegrityError if any state contradicts another."""
         self.scheduler.check_integrity()
+
+
+def _reads(drafter: Drafter | None) -> bool:
+    """Whether the drafter fills a cache of its own from the target's features."""
+    if drafter is None:
+        return False
+    capabilities = drafter.capabilities
+    return capabilities.cache is not None and bool(capabilities.feature_layers)
 
 
 def _call_all(calls: Iterable[Callable[[], None]]) -> None:

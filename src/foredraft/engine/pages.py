@@ -35,7 +35,14 @@ class Start:
 class PageTables:
     """The pages of running requests, and the tree of those that were filled."""
 
-    def __init__(self, config: EngineConfig, pool: PagePool) -> None:
+    def __init__(
+        self, config: EngineConfig, pool: PagePool, *, reads_features: bool = False
+    ) -> None:
+        """`reads_features`: the drafter fills a cache of its own from the target's rows, a position
+        from the features there and the next token. So what it lacks has to be computed anew, and
+        what it has of a page's last position is good before the same token alone.
+        """
+        self.reads_features = reads_features
         self.config = config
         self.pool = pool
         self.prefixes = PrefixTree(config.page_size, pool)
@@ -54,10 +61,13 @@ class PageTables:
         found = Start()
         if sibling is not None:
             shared = request.num_prompt - 1
+            drafted = min(sibling.num_draft_cached, shared)
+            if self._needs_drafted(request):
+                shared = drafted
             full, rest = divmod(shared, self.config.page_size)
             found = Start(
                 shared,
-                min(sibling.num_draft_cached, full * self.config.page_size),
+                drafted,
                 tuple(sibling.pages[:full]),
                 sibling.pages[full] if rest else None,
             )
@@ -70,8 +80,22 @@ class PageTables:
             return Start()
         size = self.config.page_size
         most = (request.num_tokens - 1) // size
-        hit = self.prefixes.match(request.cache_salt, request.tokens, most)
+        drafted = self._needs_drafted(request)
+        hit = self.prefixes.match(request.cache_salt, request.tokens, most, drafted=drafted)
         return Start(len(hit.pages) * size, hit.num_drafted * size, hit.pages, node=hit.node)
+
+    def _needs_drafted(self, request: Request) -> bool:
+        """Whether a request starts behind no more than what the drafter has too."""
+        return self.reads_features and request.max_draft_nodes > 0
+
+    def is_behind(self, request: Request, end: int) -> bool:
+        """Whether a running request is about to compute what comes before `end`, or its drafter is,
+        which lags by the step after its prompt.
+        """
+        if request.num_computed < end:
+            return True
+        lags = self._needs_drafted(request) and request.num_output <= 1
+        return lags and request.num_draft_cached < end
 
     def awaits(self, request: Request, start: Start, running: Iterable[Request]) -> bool:
         """Whether one of `running` is about to compute so much of what follows `start` that it is
@@ -85,7 +109,8 @@ class PageTables:
             return False
         wanted = request.tokens[:end]
         return any(
-            other.num_computed < end <= other.num_tokens
+            end <= other.num_tokens
+            and self.is_behind(other, end)
             and other.cache_salt == request.cache_salt
             and other.tokens[:end] == wanted
             for other in running
@@ -158,7 +183,11 @@ class PageTables:
                 request.cache_salt, request.tokens, request.pages[:full], node
             )
         drafted = request.num_draft_cached // size
-        self.prefixes.mark_drafted(request.pages[request.num_drafted_pages : drafted])
+        pages = range(request.num_drafted_pages, drafted)
+        followers: list[int | None] = [None] * len(pages)
+        if self.reads_features:
+            followers = [request.tokens[(page + 1) * size] for page in pages]
+        self.prefixes.mark_drafted([request.pages[page] for page in pages], followers)
         request.num_drafted_pages = drafted
 
     def clear(self) -> None:

@@ -12,8 +12,10 @@ from torch import Tensor
 from foredraft.core.row_math import RowMath
 from foredraft.core.trees import topology
 from foredraft.drafters.interface import Drafter, StepResult, StepRow
+from foredraft.engine.scheduler import Scheduled
 from foredraft.engine.step import Outcome, Window
 
+Features = Tensor | None  # [T, F] of all rows of the pass; None: nobody asked
 TopIds = Sequence[Sequence[int]]  # by row of logits; empty: nobody asked
 
 
@@ -29,8 +31,19 @@ def wanted_top_ids(
     return row_math.top_ids(logits, count)
 
 
+def wanted_features(drafter: Drafter | None, rows: Sequence[Scheduled]) -> tuple[int, ...]:
+    """The depths that the drafter asks for, where somebody is still to be drafted for."""
+    if drafter is None or not any(row.request.max_draft_nodes > 0 for row in rows):
+        return ()
+    return tuple(drafter.capabilities.feature_layers)
+
+
 def step_result(
-    window: Window, outcome: Outcome, committed: Sequence[int], tops: TopIds
+    window: Window,
+    outcome: Outcome,
+    committed: Sequence[int],
+    tops: TopIds,
+    features: Features = None,
 ) -> StepResult:
     """`committed` are the tokens of the outcome that were kept."""
     request, start, chain = window.request, window.start, window.chain
@@ -44,7 +57,20 @@ def step_result(
         num_accepted=len(accepted),
         next_token=committed[-1] if committed else None,
         cache_salt=request.cache_salt,
+        features=_features(window, features) if request.max_draft_nodes > 0 else None,
     )
+
+
+def _features(window: Window, features: Features) -> Features:
+    """Those of a window's rows, in the order in which the drafter is told of them."""
+    if features is None:
+        return None
+    rows = features[window.first_row : window.first_row + window.num_rows]
+    own = window.draft.own
+    if own is None:
+        return rows
+    told = sorted(range(len(own.places)), key=own.places.__getitem__)
+    return rows[[*range(window.chain), *(window.chain + i for i in told)]]
 
 
 def _draft_rows(window: Window, accepted: Set[int], best: TopIds) -> Sequence[StepRow]:

@@ -50,10 +50,18 @@ class Plan:
 class Scheduler:
     """Waiting and running requests."""
 
-    def __init__(self, config: EngineConfig, pool: PagePool, policy: Policy) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: PagePool,
+        policy: Policy,
+        *,
+        reads_features: bool = False,
+    ) -> None:
+        """`reads_features`: the drafter fills a cache of its own from the target's rows."""
         self.config = config
         self.pool = pool
-        self.pages = PageTables(config, pool)
+        self.pages = PageTables(config, pool, reads_features=reads_features)
         self.policy = policy
         self.num_preemptions = 0
         # A queue of which any request can leave at once, however many wait.
@@ -176,7 +184,7 @@ class Scheduler:
             if len(self.running) + held == self.config.max_num_seqs:
                 break
             sibling = self._sibling(request)
-            if sibling is not None and sibling.num_computed < sibling.num_prompt - 1:
+            if sibling is not None and self.pages.is_behind(sibling, sibling.num_prompt - 1):
                 held += 1
                 continue
             start = self.pages.start(request, sibling)

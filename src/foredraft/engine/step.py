@@ -38,6 +38,7 @@ class Window:
     """One request's rows in the pass, and where their logits lie; settled before the pass."""
 
     request: Request
+    first_row: int  # of the pass
     start: int  # position of the first chain row
     chain: int
     emits: bool  # the chain ends at the pending token, so a new token follows
@@ -80,7 +81,9 @@ class Outcome:
 
 
 def build_windows(
-    rows: Sequence[Scheduled], drafts: Mapping[str, CheckedDraft]
+    rows: Sequence[Scheduled],
+    drafts: Mapping[str, CheckedDraft],
+    feature_layers: Sequence[int] = (),
 ) -> tuple[list[Window], FlatBatch]:
     """Lay all requests' rows end to end in one flat batch: prompt chunks, pending tokens, draft
     nodes, and rows of the drafter's own.
@@ -112,6 +115,7 @@ def build_windows(
         windows.append(
             Window(
                 request=request,
+                first_row=first_row,
                 start=start,
                 chain=chain,
                 emits=scheduled.emits,
@@ -122,7 +126,7 @@ def build_windows(
                 guide=guide_of(request.matcher if scheduled.emits else None),
             )
         )
-    return windows, FlatBatch(token_ids, segments, logit_rows, resumes)
+    return windows, FlatBatch(token_ids, segments, logit_rows, resumes, feature_layers)
 
 
 def verify(windows: Sequence[Window], logits: Tensor, row_math: RowMath) -> list[Outcome]:

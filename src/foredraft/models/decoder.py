@@ -7,6 +7,7 @@ file. A pass is one flat batch: prompt chunks, pending tokens and draft nodes of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from foredraft.models.first_layers import (
     resume_layer,
     uncovered,
 )
-from foredraft.models.interface import FlatBatch, ModelOutput
+from foredraft.models.interface import HEAD_INPUT, FlatBatch, ModelOutput
 from foredraft.models.rope import Rope
 from foredraft.models.weights import (
     Reader,
@@ -130,11 +131,35 @@ class Decoder:
         )
 
     def run(self, batch: FlatBatch, cache: KVCache) -> ModelOutput:
-        """One pass over all rows; logits of the asked rows only. See `Model.run`."""
+        """One pass over all rows; logits of the asked rows only. See `Model.run`.
+
+        Raises ValueError for depths that the model hasn't, or that resumed rows have passed.
+        """
         done, hidden = self._begin(batch, cache)
         plan = self.kernels.prepare(batch.segments, cache.page_size)
-        hidden = self.layers(done, self.config.num_layers, hidden, plan, cache)
-        return self.head(asked_rows(hidden, batch.logit_rows))
+        if not batch.feature_layers:
+            hidden = self.layers(done, self.config.num_layers, hidden, plan, cache)
+            return self.head(asked_rows(hidden, batch.logit_rows))
+        hidden, features = self._with_features(done, hidden, plan, cache, batch.feature_layers)
+        return replace(self.head(asked_rows(hidden, batch.logit_rows)), features=features)
+
+    def _with_features(
+        self, done: int, hidden: Tensor, plan: Any, cache: KVCache, depths: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """All layers from `done` on, and what the rows are at `depths` beside each other."""
+        last = self.config.num_layers
+        wrong = [d for d in depths if d != HEAD_INPUT and not done <= d <= last]
+        if wrong:
+            raise ValueError(f"features at depth {wrong[0]} of a pass through {done}..{last}")
+        at: dict[int, Tensor] = {}
+        for depth in sorted({last, *depths} - {HEAD_INPUT}):
+            if depth > done:
+                hidden = self.layers(done, depth, hidden, plan, cache)
+            at[depth], done = hidden, depth
+        if HEAD_INPUT in depths:
+            at[HEAD_INPUT] = self.kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+        parts = [at[depth] for depth in depths]
+        return hidden, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _begin(self, batch: FlatBatch, cache: KVCache) -> tuple[int, Tensor]:
         """Layers that all rows are through, and their hidden states `[T, H]`."""

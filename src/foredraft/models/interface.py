@@ -16,6 +16,9 @@ from foredraft.cache.tensors import KVCache
 from foredraft.kernels.interface import Kernels, Segment
 from foredraft.models.config import ModelConfig
 
+# Among depths of a model: its last hidden states behind the final norm, which its head reads.
+HEAD_INPUT = -1
+
 
 @dataclass(frozen=True, slots=True)
 class LayerResume:
@@ -37,6 +40,9 @@ class FlatBatch:
     # By index of the segment, all of one layer. Of a segment whose draft is a tree the rows are
     # covered up to that draft, or all of them.
     resumes: Mapping[int, LayerResume] = field(default_factory=dict)
+    # Depths whose hidden states are asked for: k is what enters layer k, the number of layers what
+    # leaves the last, `HEAD_INPUT` what the head reads. None of those that resumes have passed.
+    feature_layers: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,8 @@ class ModelOutput:
 
     logits: Tensor  # [R, V] in the activation dtype
     hidden: Tensor  # [R, H] after the final norm: what the head reads
+    # [T, depths * H]: of every row the hidden states at the depths asked for, in their order.
+    features: Tensor | None = None
 
 
 class Model(Protocol):

@@ -1,0 +1,111 @@
+"""The EAGLE-3 head over a set of kernels: what drafts.
+
+Knows packed weights and the order of operations, which `Eagle3` in torch is the reference of; knows
+no request and no draft. A row is the pair (hidden state at p, token at p + 1) and lies in slot p.
+Shapes: T rows of a flat pass, H hidden size, Ht the target's, V its vocabulary, D the draft's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foredraft.cache.tensors import CacheShape, KVCache
+from foredraft.kernels.interface import Segment
+from foredraft.models.decoder import activation_dtype
+from foredraft.models.heads.eagle3 import Eagle3
+from foredraft.models.load import LoadedModel
+
+
+class KernelEagle3:
+    """A head beside its target: its kernels, its dtype, its embedding where the head has none."""
+
+    def __init__(self, head: Eagle3, target: LoadedModel) -> None:
+        config = self.config = head.config
+        self._target = target
+        self._kernels = kernels = target.model.kernels
+        self._wide = activation_dtype(target.dtype)
+        self.weight_bytes = 0
+        self.cache_shape = CacheShape(1, config.num_kv_heads, config.head_dim, target.cache_dtype)
+        layer, attention, network = head.midlayer, head.midlayer.self_attn, head.midlayer.mlp
+        self._fc = self._pack(head.fc.weight)
+        self._qkv = self._pack(
+            attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight
+        )
+        self._output = self._pack(attention.o_proj.weight)
+        self._gate_up = self._pack(network.gate_proj.weight, network.up_proj.weight)
+        self._down = self._pack(network.down_proj.weight)
+        self._head = self._pack(head.lm_head.weight)
+        self._embedding = self._pack(head.embed_tokens.weight) if config.own_embedding else None
+        self._embedding_norm = self._norm(layer.input_layernorm.weight)
+        self._hidden_norm = self._norm(layer.hidden_norm.weight)
+        self._network_norm = self._norm(layer.post_attention_layernorm.weight)
+        self._last_norm = self._norm(head.norm.weight)
+        self._cos, self._sin = config.rope.tables(
+            config.head_dim, config.max_position_embeddings, self._wide, target.device
+        )
+        # None: the draft's vocabulary is the target's.
+        whole = config.draft_vocab_size == config.vocab_size
+        self._draft_ids = None if whole else head.draft_ids.to(target.device)
+        self.row_math = kernels.row_math
+
+    def _pack(self, *weights: Tensor) -> Any:
+        """Weights of linears that read the same input, as one."""
+        target = self._target
+        weight = torch.cat([each.detach() for each in weights]).to(target.device, target.dtype)
+        self.weight_bytes += weight.numel() * weight.element_size()
+        return self._kernels.pack(weight)
+
+    def _norm(self, weight: Tensor) -> Tensor:
+        return weight.detach().to(self._target.device, self._wide).contiguous()
+
+    def embed(self, token_ids: Sequence[int]) -> Tensor:
+        """`[T]` ids of the target -> `[T, H]`; the target's rows as they are stored, unscaled."""
+        ids = torch.tensor(token_ids, dtype=torch.int64, device=self._target.device)
+        if self._embedding is not None:
+            return self._kernels.embedding(ids, self._embedding)
+        rows = self._target.model.embed(ids)
+        scale = self._target.config.embedding_scale
+        return rows if scale == 1.0 else rows / scale
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The target's features `[T, 3 Ht]` -> `[T, H]`."""
+        return self._kernels.linear(features, self._fc)
+
+    def run(
+        self,
+        token_ids: Sequence[int],
+        hidden: Tensor,
+        segments: Sequence[Segment],
+        cache: KVCache,
+    ) -> Tensor:
+        """One pass: `hidden [T, H]` of `fuse`, or of rows that this gave, to `[T, H]`; keys and
+        values go to the segments' slots.
+        """
+        config, kernels, eps = self.config, self._kernels, self.config.rms_norm_eps
+        plan = kernels.prepare(segments, cache.page_size)
+        keys, values = cache.keys[0], cache.values[0]
+        embedded = kernels.rms_norm(self.embed(token_ids), self._embedding_norm, eps)
+        normed = kernels.rms_norm(hidden, self._hidden_norm, eps)
+        residual = normed if config.norm_before_residual else hidden
+        qkv = kernels.linear(torch.cat([embedded, normed], dim=1), self._qkv)
+        queries = kernels.rope_and_store(qkv, self._cos, self._sin, keys, values, plan)
+        attended = kernels.attention(queries, keys, values, plan, config.head_dim**-0.5)
+        residual = kernels.linear(attended, self._output, residual)
+        normed = kernels.rms_norm(residual, self._network_norm, eps)
+        inner = kernels.gate_multiply(kernels.linear(normed, self._gate_up), "silu")
+        out = kernels.linear(inner, self._down, residual)
+        return kernels.rms_norm(out, self._last_norm, eps) if config.norm_output else out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Rows that `run` gave `[R, H]` -> `[R, V]`, -inf for what is never drafted."""
+        if not self.config.norm_output:
+            hidden = self._kernels.rms_norm(hidden, self._last_norm, self.config.rms_norm_eps)
+        logits = self._kernels.linear(hidden, self._head)
+        if self._draft_ids is None:
+            return logits
+        whole = logits.new_full((len(logits), self.config.vocab_size), -torch.inf)
+        return whole.index_copy_(1, self._draft_ids, logits)
