@@ -76,6 +76,8 @@ def _log_to_stderr() -> None:
         stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     logging.getLogger("foredraft.server").setLevel(logging.INFO)
+    # It warns of writes to clients that have just left, which are counted and logged anyway.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
 def _tell_start(

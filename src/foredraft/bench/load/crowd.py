@@ -56,12 +56,13 @@ class Crowd:
         chance = Random(f"{self.habits.seed}/{number}")
         while time.perf_counter() < end:
             self.sent += 1
-            seen = await stream(self.host, self.port, self.model, self._next(chance))
+            seen = await stream(self.host, self.port, self.model, self.next_ask(chance))
             self.seen.append(seen)
             if seen.fault is not None:
                 await asyncio.sleep(PAUSE)
 
-    def _next(self, chance: Random) -> Ask:
+    def next_ask(self, chance: Random) -> Ask:
+        """What a client asks next."""
         tokens = chance.randint(min(SHORTEST, self.habits.longest), self.habits.longest)
         leaves = chance.random() < self.habits.abort_share
         after = chance.randrange(tokens)
