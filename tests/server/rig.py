@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from asyncio import all_tasks
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,10 +27,30 @@ NAME = "tiny"
 class Running:
     """A server that answers at `url`, and the engine behind it."""
 
-    def __init__(self, engine: AsyncEngine, url: str, state: ServerState) -> None:
+    def __init__(self, engine: AsyncEngine, url: str, server: DrainingServer) -> None:
         self.engine = engine
         self.url = url
-        self.state = state
+        self.state: ServerState = server.state
+        self._server = server
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """For a socket."""
+        host, port = self.url.partition("://")[2].rsplit(":", 1)
+        return host, int(port)
+
+    @property
+    def connections(self) -> set[Any]:
+        """That are open now."""
+        return self._server.server_state.connections
+
+    def tasks(self) -> list[str]:
+        """What runs in the server's event loop."""
+        loop, found = self._server.servers[0].get_loop(), Future[list[str]]()
+        loop.call_soon_threadsafe(
+            lambda: found.set_result(sorted(str(each.get_coro()) for each in all_tasks(loop)))
+        )
+        return found.result(PATIENCE)
 
     def openai(self, **more: Any) -> OpenAI:
         """A client as users have it, which does not try again."""
@@ -65,7 +87,7 @@ def serving(engine: AsyncEngine, **settings: Any) -> Iterator[Running]:
     thread.start()
     try:
         until(lambda: server.started)
-        yield Running(engine, f"http://127.0.0.1:{port}", server.state)
+        yield Running(engine, f"http://127.0.0.1:{port}", server)
     finally:
         server.should_exit = server.force_exit = True
         thread.join(PATIENCE)

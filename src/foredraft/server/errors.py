@@ -20,6 +20,9 @@ LONGEST_VALUE = 60  # characters of a value that a message repeats
 _FIELD = re.compile(r"[a-z][a-z_]*")
 TOO_LONG = re.compile(r"the prompt has \d+ tokens, the context holds")
 
+# How completions tell that what their request demands can't be met: no fault of the server's.
+UNMET = re.compile(r"the grammar can't |no token is left ")
+
 
 class APIError(HTTPException):
     """An answer that is an error. `message` is one line for people."""
@@ -64,6 +67,13 @@ def unavailable(message: str) -> APIError:
 def fault() -> APIError:
     """Something of ours broke; the log has it."""
     return APIError(500, "the server failed on this request", kind=SERVER, code="internal_error")
+
+
+def failed(message: str | None) -> APIError:
+    """A completion that ended with an error."""
+    if message is not None and UNMET.match(message):
+        return APIError(400, message, code="unmet_demand")
+    return APIError(500, message or "the answer failed", kind=SERVER, code="internal_error")
 
 
 def timed_out(seconds: float) -> APIError:

@@ -14,7 +14,7 @@ from foredraft.core.sampling import SamplingParams
 from foredraft.engine.outputs import RequestOutput, StreamDelta
 from foredraft.engine.submission import Prompt, RequestOptions
 from foredraft.server.cutting import TokenCutter
-from foredraft.server.errors import APIError, unavailable
+from foredraft.server.errors import APIError, failed, unavailable
 from foredraft.server.pacing import paced
 from foredraft.server.state import ServerState
 
@@ -147,6 +147,4 @@ def _checked(each: tuple[int, StreamDelta]) -> tuple[int, StreamDelta]:
         return each
     if completion.finish_reason == "abort":
         raise unavailable("the server ended this answer: it is shutting down")
-    raise APIError(
-        500, completion.error or "the answer failed", kind="server_error", code="internal_error"
-    )
+    raise failed(completion.error)
