@@ -63,12 +63,14 @@ async def complete(
 
 
 def _named(error: BaseException, request: SamplingFields) -> BaseException:
-    """`error` by the field that the client gave: a response format is a structured output."""
+    """`error` by the field that the client gave: a response format is a structured output, and so are
+    calls of tools.
+    """
     words = str(error)
     if isinstance(error, InvalidRequest) and words.startswith(STRUCTURED):
-        if getattr(request, "response_format", None) is not None:
-            field = "response_format"
-            return APIError(400, field + words.removeprefix(STRUCTURED), param=field)
+        for field in ("response_format", "tools"):
+            if getattr(request, field, None) is not None:
+                return APIError(400, field + words.removeprefix(STRUCTURED), param=field)
         return APIError(400, words, param=STRUCTURED)
     return error
 

@@ -18,6 +18,8 @@ from foredraft.server.tools.formats import ToolFormat
 
 ControlId = Callable[[str], int | None]
 _OBJECT = {"type": "object"}
+# Calls of one answer that must call: small models find no end of them.
+MOST_CALLS = 32
 
 
 def answer_grammar(use: ToolUse, control_id: ControlId) -> StructuredOutputs:
@@ -75,7 +77,7 @@ def _check_function(function: Function, compiler: GrammarCompiler) -> None:
 def _start(use: ToolUse, control_id: ControlId) -> str:
     form = use.form
     if use.must_call:
-        again = f" ({_text(form.gap)} block)*" if form.gap else " block*"
+        again = f" ({_text(form.gap)} block){{0,{MOST_CALLS - 1}}}"
         return f"block{again}" if use.may_repeat and form.opening and not form.is_list else "block"
     if not form.opening:
         return "block | text |"
@@ -93,7 +95,7 @@ def _blocks(form: ToolFormat, control_id: ControlId, may_repeat: bool) -> list[s
     gap = f"{_text(form.gap)} " if form.gap else ""
     inner = f"{gap}call {gap}"
     if form.is_list:
-        more = '(", " call)* ' if may_repeat else ""
+        more = f'(", " call){{0,{MOST_CALLS - 1}}} ' if may_repeat else ""
         inner = f'" "? "[" call {more}"]" '
     rest = f"{inner}{_token(form.closing, control_id)}".rstrip()
     opening = _token(form.opening, control_id)
