@@ -228,15 +228,12 @@ def _runtime(*names: str, help: str, metavar: str, **more: Any) -> Any:  # noqa:
 
 
 @dataclass(frozen=True)
-class RuntimeOptions:
-    """Where and in which numbers the model runs."""
+class PlaceOptions:
+    """Where and in which numbers a model runs."""
 
     dtype: Annotated[
         DtypeChoice,
         _runtime(help="Of the weights: auto, float32, bfloat16 or float64.", metavar="DTYPE"),
-    ] = DtypeChoice.AUTO
-    kv_dtype: Annotated[
-        DtypeChoice, _runtime(help="Of the keys and values, likewise.", metavar="DTYPE")
     ] = DtypeChoice.AUTO
     device: Annotated[str, _runtime(help="cpu, cuda or cuda:N.", metavar="DEVICE")] = "cpu"
     kernels: Annotated[
@@ -250,6 +247,32 @@ class RuntimeOptions:
             metavar="N", min=1, max=MAX_THREADS,
         ),
     ] = None  # fmt: skip
+
+    def load(self, model: str) -> LoadedModel:
+        """The model, fetched first where it is a built-in name; raises UserError."""
+        if not DEVICES.fullmatch(self.device):
+            raise ConfigError(f"--device {self.device!r}: valid are cpu, cuda and cuda:N")
+        from foredraft.cli.download import fetch_once
+        from foredraft.models.load import load_model
+
+        fetch_once(model)
+        return load_model(
+            model,
+            dtype=self.dtype.value,
+            device=self.device,
+            kernels=self.kernels.value,
+            num_threads=self.threads,
+        )
+
+
+@dataclass(frozen=True)
+class RuntimeOptions(PlaceOptions):
+    """The same for a model in an engine, and what the engine keeps of requests."""
+
+    kv_dtype: Annotated[
+        DtypeChoice,
+        _runtime(help="Of the keys and values: the same choices.", metavar="DTYPE"),
+    ] = DtypeChoice.AUTO
     max_model_len: Annotated[
         int | None, _runtime(help="Longest prompt and output together.", metavar="N", min=1)
     ] = None
@@ -263,23 +286,12 @@ class RuntimeOptions:
     ] = None
 
     def load(self, model: str) -> LoadedModel:
-        """The model, fetched first where it is a built-in name; raises UserError."""
-        if not DEVICES.fullmatch(self.device):
-            raise ConfigError(f"--device {self.device!r}: valid are cpu, cuda and cuda:N")
-        from foredraft.cli.download import fetch_once
-        from foredraft.engine.memory import memory_amount
-        from foredraft.models.load import load_model
-
+        """As `PlaceOptions.load`; what is said of memory is checked before anything is fetched."""
         if self.memory is not None:
-            memory_amount(self.memory)  # before anything is fetched
-        fetch_once(model)
-        return load_model(
-            model,
-            dtype=self.dtype.value,
-            device=self.device,
-            kernels=self.kernels.value,
-            num_threads=self.threads,
-        )
+            from foredraft.engine.memory import memory_amount
+
+            memory_amount(self.memory)
+        return super().load(model)
 
     def with_threads(self, threads: int | None) -> RuntimeOptions:
         """The same with another number of threads."""

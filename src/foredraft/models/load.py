@@ -86,7 +86,7 @@ def load_model(
     path = resolve(name_or_path)
     place = _device(device)
     try:
-        config, weights, tokenizer = _open(path)
+        config, weights, tokenizer = open_files(path)
     except ModelError as error:
         if str(error).startswith((str(path), "the directory")):
             raise
@@ -147,7 +147,10 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         raise ModelError(f"{str(path)!r}: no such user, or one without a home directory") from error
 
 
-def _open(path: Path) -> tuple[ModelConfig, Mapping[str, Tensor], Tokenizer]:
+def open_files(path: Path) -> tuple[ModelConfig, Mapping[str, Tensor], Tokenizer]:
+    """Config, weights by Hugging Face's names, read when asked for, and tokenizer of a model's file or
+    directory. Raises ModelError for files that cannot be used.
+    """
     if path.is_file():
         file = GGUFFile(path)
         config = config_from_gguf(file)

@@ -1,0 +1,139 @@
+"""The options that every `foredraft train` of a student shares, as frozen values.
+
+Knows option names; imports neither torch nor the training room until an option is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from foredraft.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foredraft.training.loop import Settings
+    from foredraft.training.student import Objective
+
+PANEL = "Training"
+
+DataOption = Annotated[
+    Path, Option(help="Answers of `foredraft train data`.", metavar="DIR", show_default=False)
+]
+OutOption = Annotated[
+    Path,
+    Option(
+        help="Of the run: log, checkpoint, and in best/ what an engine loads. The same command "
+        "goes on after a stop.",
+        metavar="DIR",
+        show_default=False,
+    ),
+]
+VocabularyOption = Annotated[
+    int | None,
+    Option(help="Tokens that can be drafted: those said most. (default: all)", metavar="N", min=2),
+]
+PlotOption = Annotated[
+    Path | None, Option(help="Draw loss and acceptance into a PNG at the end.", metavar="FILE")
+]
+
+
+class LossChoice(StrEnum):
+    KL = "kl"
+    CROSS_ENTROPY = "cross_entropy"
+    TV = "tv"
+    HYBRID = "hybrid"
+
+
+class WeightingChoice(StrEnum):
+    DECAY = "decay"
+    SURVIVAL = "survival"
+
+
+def _option(words: str, *names: str, value: str = "N", **more: Any) -> Any:
+    return Option(*names, help=words, metavar=value, rich_help_panel=PANEL, **more)
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The fields of `Settings` and `Objective`."""
+
+    epochs: Annotated[float, _option("How often every answer is learned from.", value="X")] = 3.0
+    steps: Annotated[int | None, _option("Instead of epochs.", min=1)] = None
+    batch_tokens: Annotated[int, _option("Tokens of a step, padding counted.", min=2)] = 4096
+    max_length: Annotated[int, _option("Tokens of a sequence that are read.", min=3)] = 1024
+    learning_rate: Annotated[
+        float | None, _option("The highest. (default: the student's own)", value="X")
+    ] = None
+    warmup: Annotated[float, _option("Share of the steps in which it rises.", value="X")] = 0.04
+    weight_decay: Annotated[float, _option("Of matrices.", value="X")] = 0.01
+    clip: Annotated[float, _option("Norm of the gradient at most.", value="X")] = 1.0
+    loss: Annotated[
+        LossChoice, _option("kl, cross_entropy, tv, or hybrid: kl first, tv late.", value="NAME")
+    ] = LossChoice.KL
+    weighting: Annotated[
+        WeightingChoice,
+        _option(
+            "Of later drafts: decay, or survival: times the chance to get there.", value="NAME"
+        ),
+    ] = WeightingChoice.DECAY
+    decay: Annotated[float, _option("What each draft weighs beside the one before.", value="X")] = (
+        0.8
+    )
+    held_out: Annotated[
+        float, _option("Share of the prompts that acceptance is measured on.", value="X")
+    ] = 0.05
+    evaluation_answers: Annotated[int, _option("Of those, at most.", min=1)] = 64
+    evaluate_every: Annotated[
+        int | None, _option("Steps between measurements. (default: 20 in the run)", min=1)
+    ] = None
+    checkpoint_every: Annotated[int, _option("Steps that a stop may lose.", min=1)] = 100
+    patience: Annotated[
+        int, _option("Measurements without a better one that end the run; 0: never.", min=0)
+    ] = 6
+    seed: Annotated[int, _option("Of the order of answers, and of what begins at random.")] = 0
+
+    def settings(self, learning_rate: float) -> Settings:
+        """`learning_rate` is the student's own, where none is given. Raises ConfigError."""
+        from foredraft.training.loop import Settings
+
+        self._check()
+        rate = learning_rate if self.learning_rate is None else self.learning_rate
+        return Settings(
+            epochs=self.epochs,
+            steps=self.steps,
+            batch_tokens=self.batch_tokens,
+            max_length=self.max_length,
+            learning_rate=rate,
+            warmup=self.warmup,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            seed=self.seed,
+            evaluate_every=self.evaluate_every,
+            checkpoint_every=self.checkpoint_every,
+            evaluation_answers=self.evaluation_answers,
+            patience=self.patience,
+        )
+
+    def objective(self) -> Objective:
+        from foredraft.training.student import Objective
+
+        return Objective(self.loss.value, self.weighting.value, self.decay)
+
+    def _check(self) -> None:
+        for name in ("epochs", "clip", "decay"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"--{name} must be above 0, got {getattr(self, name):g}")
+        if self.learning_rate is not None and not 0 < self.learning_rate < 1:
+            raise ConfigError(
+                f"--learning-rate must be between 0 and 1, got {self.learning_rate:g}"
+            )
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"--warmup must be from 0 up to, not at, 1, got {self.warmup:g}")
+        if not self.weight_decay >= 0:
+            raise ConfigError(f"--weight-decay must be 0 or more, got {self.weight_decay:g}")
+        if self.seed < 0:
+            raise ConfigError(f"--seed must be 0 or more, got {self.seed}")

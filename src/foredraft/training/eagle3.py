@@ -1,0 +1,69 @@
+"""Training an EAGLE-3 head by training-time test (Li et al. 2503.01840).
+
+Knows the head and its target; knows no loop, no optimiser. The head runs several steps as it will
+when drafting: each step reads what the step before gave in place of the target's features, and the
+answer's next token, and sees the first step's rows up to its own and of each later step its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft.models.heads.eagle3 import Eagle3, KeysValues
+from foredraft.models.heads.eagle3_checkpoint import save_eagle3
+from foredraft.training.batches import Batch
+from foredraft.training.chains import Projected, chain_drafts, chain_lesson
+from foredraft.training.student import Lesson, Objective, Teaching, shifted
+from foredraft.training.target import Taps, Target
+
+
+class Eagle3Student:
+    """`Student` for an EAGLE-3 head."""
+
+    first_pending = 1
+
+    def __init__(self, head: Eagle3, target: Target, num_drafts: int, objective: Objective) -> None:
+        self.module = head
+        self.num_drafts = num_drafts
+        self._target = target
+        self._objective = objective
+        self._depths = head.config.layers_of(target.loaded.config)
+        self._ids = head.draft_ids
+
+    def lesson(self, batch: Batch) -> Lesson:
+        """See `Student.lesson`."""
+        taps = self._target.taps(batch, self._depths)
+        laws = self._target.laws(taps.last[batch.laws()], self._ids)
+        teaching = Teaching.of(batch, laws.logprobs, self._ids)
+        return chain_lesson(self._steps(batch, taps), batch, teaching, self._objective)
+
+    @torch.no_grad()
+    def drafts(self, batch: Batch, ranks: int = 1) -> Tensor:
+        """See `Student.drafts`."""
+        taps = self._target.taps(batch, self._depths)
+        return chain_drafts(self._steps(batch, taps), batch, self._ids, ranks)
+
+    def save(self, directory: Path) -> None:
+        """See `Student.save`."""
+        save_eagle3(self.module, directory)
+
+    def _steps(self, batch: Batch, taps: Taps) -> Iterator[Projected]:
+        """What the head gives in each step: in step s row t stands for position t + s."""
+        head = self.module
+        hidden = head.fuse(torch.cat(taps.depths, dim=-1))
+        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        last = head.config.max_position_embeddings - 1
+        earlier: list[KeysValues] = []
+        for step in range(self.num_drafts):
+            embeddings = self._embed(shifted(batch.tokens, step + 1))
+            places = (positions + step).clamp(max=last)
+            hidden = head(embeddings, hidden, places, None, earlier)
+            yield hidden, head.logits
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        head = self.module
+        return head.embed(tokens) if head.config.own_embedding else self._target.embed(tokens)

@@ -1,0 +1,108 @@
+"""The target as a teacher: hidden states at chosen depths, and its law of each next token.
+
+Knows a loaded model and batches; knows no student. Nothing here has a gradient: the target is
+frozen, and what it says is computed anew from the token ids. Shapes: B sequences, T positions,
+H hidden size, N rows, D ids that the student drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foredraft.cache.tensors import KVCache
+from foredraft.kernels.interface import Segment
+from foredraft.models.decoder import new_cache
+from foredraft.models.load import LoadedModel
+from foredraft.training.batches import Batch
+
+_PAGE = 16
+_ROWS_AT_ONCE = 256  # whose logits over the whole vocabulary are in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Hidden states of one batch; zero behind a sequence's end."""
+
+    depths: tuple[Tensor, ...]  # [B, T, H] each: what enters the layers that were asked for
+    last: Tensor  # [B, T, H] before the final norm
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """The target's laws of N next tokens."""
+
+    hidden: Tensor  # [N, H] after the final norm
+    logprobs: Tensor  # [N, D] over the ids that were asked for, out of the whole vocabulary
+
+
+class Target:
+    """A frozen model that answers questions about batches."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.device = loaded.device
+        self._cache: KVCache | None = None
+
+    @torch.no_grad()
+    def taps(self, batch: Batch, depths: Sequence[int]) -> Taps:
+        """One pass over all sequences. Depth d is what enters layer d."""
+        model, num_layers = self.loaded.model, self.loaded.config.num_layers
+        real = [row[:n] for row, n in zip(batch.tokens, batch.lengths, strict=True)]
+        segments, num_pages = _segments(batch.lengths)
+        cache = self._room(num_pages)
+        plan = model.kernels.prepare(segments, _PAGE)
+        hidden = model.embed(torch.cat(real))
+        found: dict[int, Tensor] = {}
+        layer = 0
+        for depth in sorted({*depths, num_layers}):
+            hidden = model.layers(layer, depth, hidden, plan, cache) if depth > layer else hidden
+            found[depth] = _padded(hidden, batch)
+            layer = depth
+        return Taps(tuple(found[depth] for depth in depths), found[num_layers])
+
+    @torch.no_grad()
+    def laws(self, last: Tensor, ids: Tensor | None) -> Laws:
+        """The laws of rows `last [N, H]` (see `Taps.last`) over `ids [D]`; None: all ids."""
+        hidden, laws = [], []
+        for rows in torch.split(last, _ROWS_AT_ONCE):
+            output = self.loaded.model.head(rows.contiguous())
+            logprobs = output.logits.log_softmax(-1)
+            hidden.append(output.hidden)
+            laws.append(logprobs if ids is None else logprobs.index_select(1, ids))
+        return Laws(torch.cat(hidden), torch.cat(laws))
+
+    @torch.no_grad()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings `[..., H]` of token ids `[...]`, as the target reads them."""
+        rows = self.loaded.model.embed(tokens.reshape(-1))
+        return rows.reshape(*tokens.shape, rows.shape[-1])
+
+    def _room(self, num_pages: int) -> KVCache:
+        if self._cache is None or self._cache.num_pages < num_pages:
+            loaded = self.loaded
+            self._cache = new_cache(
+                loaded.config, num_pages, _PAGE, loaded.cache_dtype, loaded.device
+            )
+        return self._cache
+
+
+def _segments(lengths: Sequence[int]) -> tuple[list[Segment], int]:
+    """A segment for each sequence on pages of its own, and how many pages that takes."""
+    segments, first = [], 0
+    for length in lengths:
+        count = -(-length // _PAGE)
+        segments.append(Segment(0, length, (), range(first, first + count)))
+        first += count
+    return segments, first
+
+
+def _padded(flat: Tensor, batch: Batch) -> Tensor:
+    """`[B, T, H]` out of the sequences' rows laid end to end."""
+    padded = flat.new_zeros(*batch.tokens.shape, flat.shape[-1])
+    for row, part in zip(padded, torch.split(flat, list(batch.lengths)), strict=True):
+        row[: len(part)] = part
+    return padded
