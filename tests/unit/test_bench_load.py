@@ -14,7 +14,7 @@ from foredraft.bench.load import figures
 from foredraft.bench.load.crowd import Crowd, Habits
 from foredraft.bench.load.page import load_section
 from foredraft.bench.load.process import Vitals
-from foredraft.bench.load.run import pages_by_state, speculation
+from foredraft.bench.load.run import pages_by_state, speculation, watched
 from foredraft.bench.load.stream import Ask, Seen, stream
 from foredraft.bench.serve.traces import Emission, Window
 
@@ -155,6 +155,18 @@ def test_memory_is_judged_from_when_all_pages_were_written() -> None:
     assert found["rss_slope_mib_per_minute"] == pytest.approx(6.0)
     assert figures.resources(grows, window, None, 0.0)["rss_settled"] is False
     assert figures.slope(grows[:1]) == 0.0
+
+
+def test_nobody_asks_a_server_that_is_gone() -> None:
+    async def asking() -> float:
+        await asyncio.sleep(3600.0)
+        return 0.0
+
+    async def watching() -> None:
+        raise FileNotFoundError("/proc")
+
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(watched(asking(), watching()))
 
 
 def test_metrics_are_read_from_their_text() -> None:

@@ -11,7 +11,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from random import Random
@@ -22,6 +22,7 @@ from foredraft.bench.load.crowd import Crowd, Habits
 from foredraft.bench.load.process import ServerProcess, Vitals
 from foredraft.bench.load.stream import Seen
 from foredraft.bench.serve.traces import Window
+from foredraft.core.errors import UserError
 
 WARM_SECONDS = 60.0  # and a quarter of the time at most: the crowd comes at once, prompts unread
 METRICS_EVERY = 10  # seconds
@@ -59,7 +60,9 @@ async def measure(
     habits: Habits,
     progress: Progress,
 ) -> dict[str, Any]:
-    """A configuration's block of the result. Raises UserError where the server does not start."""
+    """A configuration's block of the result. Raises UserError for a server that does not start, or
+    ends by itself.
+    """
     command = [model, "--max-num-seqs", str(habits.streams), *arguments]
     with tempfile.TemporaryFile() as log:
         server = await ServerProcess.start(command, log)
@@ -67,6 +70,8 @@ async def measure(
             found = await _loaded(server, model, label, prompts, habits, progress)
             began = time.perf_counter()
             status = await server.stop()
+        except OSError as error:  # of /proc, or of a connection that nobody takes
+            raise UserError(f"{label}: the server is gone: {_last_line(log) or error}") from None
         finally:
             await server.stop(0.0)
         return {
@@ -96,8 +101,7 @@ async def _loaded(
             f"{sum(each.fault is not None for each in crowd.seen)} lost, {now.rss_mib:.0f} MiB"
         )
 
-    async with _running(watch.run(tell)):
-        end = await crowd.ask_on()
+    end = await watched(crowd.ask_on(), watch.run(tell))
     spent = time.process_time() - spent
     in_use = await _pages_in_use_at_rest(server)
     said = await asyncio.to_thread(metrics, server)
@@ -117,16 +121,18 @@ async def _loaded(
     }
 
 
-@contextlib.asynccontextmanager
-async def _running(work: Any) -> AsyncIterator[None]:
-    """`work` beside the block; what it raises is raised at its end."""
-    task = asyncio.ensure_future(work)
+async def watched(asking: Coroutine[Any, Any, float], watching: Coroutine[Any, Any, None]) -> float:
+    """What `asking` returns. Raises what `watching` does: a server that is gone can't be asked."""
+    tasks = asyncio.create_task(asking), asyncio.create_task(watching)
     try:
-        yield
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[1].done():
+            await tasks[1]
+        return await tasks[0]
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _pages_in_use_at_rest(server: ServerProcess) -> int:
@@ -197,6 +203,11 @@ def ask_again(server: ServerProcess, model: str, seen: Sequence[Seen], seed: int
                 different.append({"temperature": each.ask.temperature, "seed": each.ask.seed})
     identical = len(chosen) - len(different)
     return {"asked": len(chosen), "identical": identical, "different": different}
+
+
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    return " ".join(log.read().decode("utf-8", "replace").splitlines()[-1:])
 
 
 def _warnings(log: IO[bytes]) -> list[str]:
