@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from foredraft import LLM, SamplingParams
+from foredraft.models.fingerprint import fingerprint
 from foredraft.models.load import LoadedModel
 from foredraft.training.acceptance import Measuring, accuracies, measured, replay
 from foredraft.training.answers import Answers
-from foredraft.training.batches import Batch
-from foredraft.training.begin import choose_ids
+from foredraft.training.batches import Batch, make_batch
+from foredraft.training.begin import choose_ids, new_eagle3
 from foredraft.training.draft import DraftModelStudent, new_draft, reading_of
+from foredraft.training.eagle3 import Eagle3Student
 from foredraft.training.opening import open_student
 from foredraft.training.reduced_tokenizer import needed_ids
 from foredraft.training.student import Lesson, Objective, Student, shifted
@@ -126,6 +128,19 @@ def test_an_engine_counts_the_same_of_a_draft_model(
     _check_served(student, loaded, held_out, measuring, config)
 
 
+def _trained(loaded: LoadedModel, target: Target, answers: Answers) -> Eagle3Student:
+    """A head that has learned a little, so that some of its drafts are accepted."""
+    head = new_eagle3(loaded, fingerprint(loaded.path), None, seed=0, copied=True)
+    student = Eagle3Student(head, target, 3, Objective())
+    batch = make_batch(answers, range(24), 64, loaded.device)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
+    for _ in range(15):
+        optimizer.zero_grad()
+        student.lesson(batch).loss.backward()
+        optimizer.step()
+    return student
+
+
 def _check_served(
     student: Student,
     loaded: LoadedModel,
@@ -148,3 +163,22 @@ def _check_served(
         assert list(served.acceptance_histogram) == counts.histogram
         accepted += counts.num_accepted_tokens
     assert accepted > 0
+
+
+def test_an_engine_counts_the_same_of_an_eagle_head(
+    loaded: LoadedModel,
+    target: Target,
+    answers: tuple[Answers, Answers],
+    measuring: Measuring,
+    tmp_path: Path,
+) -> None:
+    head = _trained(loaded, target, answers[0])
+    head.save(tmp_path / "head")
+    student = open_student(tmp_path / "head", target, fingerprint(loaded.path), 3)
+    config = {
+        "method": "eagle3",
+        "model": str(tmp_path / "head"),
+        "num_speculative_tokens": 3,
+        "policy": "fixed",
+    }
+    _check_served(student, loaded, answers[1], measuring, config)
