@@ -25,6 +25,7 @@ BUILT_IN: Mapping[str, str] = {
     "early_exit": "foredraft.drafters.early_exit:EarlyExitDrafter",
     "grammar": "foredraft.drafters.grammar:GrammarDrafter",
     "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
+    "medusa": "foredraft.drafters.medusa:MedusaDrafter",
     "ngram": "foredraft.drafters.ngram:NgramDrafter",
     "suffix": "foredraft.drafters.suffix:SuffixDrafter",
     "prediction": "foredraft.drafters.prediction:PredictionDrafter",

@@ -22,8 +22,7 @@ from foredraft.drafters.growth import ChainGrower, Grower, Growth, NoGrowth, Row
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
 from foredraft.drafters.tree_growth import NO_TREE, TreeGrower, TreeShape
 from foredraft.kernels.interface import Segment
-from foredraft.models.fingerprint import fingerprint
-from foredraft.models.heads.config import check_target
+from foredraft.models.heads.belonging import check_checksum, check_target
 from foredraft.models.heads.eagle3 import Eagle3
 from foredraft.models.heads.eagle3_checkpoint import load_eagle3
 from foredraft.models.heads.eagle3_kernels import KernelEagle3
@@ -216,10 +215,7 @@ class EagleDrafter:
 def _load(path: str | Path, target: LoadedModel) -> Eagle3:
     """The head of a directory, refused where it says that it is of another target's files."""
     head = load_eagle3(path, target.config)
-    wanted = head.config.target_sha256
-    if wanted is not None and target.path.exists():
-        facts = head.config.target_hidden_size, head.config.vocab_size, wanted
-        check_target(*facts, target.config, fingerprint(target.path))
+    check_checksum(head.config.target_sha256, target)
     return head
 
 

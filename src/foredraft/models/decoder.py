@@ -179,6 +179,10 @@ class Decoder:
         rows = self.kernels.embedding(token_ids, self._embedding)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows `[T, H]` of the vocabulary head, of `[T]` int64 ids."""
+        return self.kernels.embedding(token_ids, self._head)
+
     def layers(self, lo: int, hi: int, hidden: Tensor, plan: Any, cache: KVCache) -> Tensor:
         """Layers `lo .. hi - 1` over `hidden [T, H]`; see `Model.layers`."""
         return self.kernels.run_blocks(

@@ -59,6 +59,10 @@ class FirstLayers:
         """See `Model.embed`."""
         return self._model.embed(token_ids)
 
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """See `Model.head_rows`."""
+        return self._model.head_rows(token_ids)
+
     def layers(self, lo: int, hi: int, hidden: Tensor, plan: Any, cache: KVCache) -> Tensor:
         """See `Model.layers`."""
         return self._model.layers(lo, hi, hidden, plan, cache)

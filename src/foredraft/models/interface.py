@@ -71,6 +71,9 @@ class Model(Protocol):
     def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """`[T]` ids -> hidden states `[T, H]` before the first layer."""
 
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """Rows `[T, H]` of the vocabulary head, of `[T]` int64 ids."""
+
     def layers(self, lo: int, hi: int, hidden: Tensor, plan: Any, cache: KVCache) -> Tensor:
         """Layers `lo .. hi - 1`: hidden states `[T, H]` in and out; `plan` from `kernels`."""
 

@@ -80,6 +80,10 @@ class RememberedModel:
         """The model's own; see `Model.embed`."""
         return self._model.embed(token_ids)
 
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """The model's own; see `Model.head_rows`."""
+        return self._model.head_rows(token_ids)
+
     def layers(self, lo: int, hi: int, hidden: Tensor, plan: Any, cache: KVCache) -> Tensor:
         """Refused with a TypeError: only whole passes are remembered."""
         raise TypeError("a model that remembers whole passes cannot run some of its layers")

@@ -5,7 +5,6 @@ Knows sizes, options and which target they belong to; knows no file and no tenso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foredraft.core.errors import ModelError
@@ -126,32 +125,3 @@ class MedusaConfig:
     def num_outputs(self) -> int:
         """Rows of a vocabulary head."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
-
-
-def check_target(
-    hidden_size: int,
-    vocab_size: int,
-    target_sha256: str | None,
-    target: ModelConfig,
-    sha256: str | None,
-) -> None:
-    """Raises ModelError, in one line, unless a head of these facts belongs to `target`.
-
-    `sha256` is the target's `models.fingerprint`, None where it isn't known: then a head's own says
-    nothing.
-    """
-    facts: Sequence[tuple[str, object, object]] = (
-        ("hidden_size", hidden_size, target.hidden_size),
-        ("vocab_size", vocab_size, target.vocab_size),
-    )
-    for name, own, wanted in facts:
-        if own != wanted:
-            raise ModelError(
-                f"the head was trained for another target: its {name} is {own}, this target's "
-                f"{wanted}"
-            )
-    if target_sha256 and sha256 and target_sha256 != sha256:
-        raise ModelError(
-            f"the head was trained for another target: one with the checksum "
-            f"{target_sha256[:12]}..., this target's is {sha256[:12]}..."
-        )

@@ -17,7 +17,8 @@ from torch import Tensor
 from foredraft.core.errors import ModelError
 from foredraft.models.config import ModelConfig
 from foredraft.models.fields import Fields
-from foredraft.models.heads.config import MedusaConfig, check_target
+from foredraft.models.heads.belonging import check_target
+from foredraft.models.heads.config import MedusaConfig
 from foredraft.models.heads.files import (
     CONFIG,
     OWN,
