@@ -193,6 +193,7 @@ NB_MODULE(_native, m) {
   bind_runtime(m);
   bind_row_math(nb::borrow<nb::class_<Runtime>>(m.attr("Runtime")));
   bind_suffix(m);
+  bind_ngram_table(m);
   m.def("best_instruction_set", [] { return std::string(runnable_tables().front()->name); });
   m.def("instruction_sets", [] {
     std::vector<std::string> names;

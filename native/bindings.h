@@ -6,5 +6,6 @@
 namespace foredraft {
 
 void bind_suffix(nanobind::module_& m);
+void bind_ngram_table(nanobind::module_& m);
 
 }  // namespace foredraft

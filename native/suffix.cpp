@@ -258,6 +258,12 @@ std::vector<SuffixIndex::Occurrence> SuffixIndex::occurrences(const std::vector<
   return out;
 }
 
+std::vector<SuffixIndex::Continuation> SuffixIndex::continuations(const std::vector<int32_t>& context, int64_t excluded) const {
+  std::vector<Continuation> out;
+  for (const Place& place : places(context, excluded)) out.push_back({place.match, token(*place.text, place.position), place.position});
+  return out;
+}
+
 bool SuffixIndex::is_consistent() const {
   int64_t tokens = 0;
   std::array<int64_t, kLevels> expected{}, held{};

@@ -58,6 +58,13 @@ class SuffixIndex {
     int64_t text;
   };
   std::vector<Occurrence> occurrences(const std::vector<int32_t>& context, int64_t excluded) const;
+  struct Continuation {
+    int32_t match;
+    int32_t token;
+    int64_t position;
+  };
+  // Of `occurrences`, in their order, the tokens that follow them.
+  std::vector<Continuation> continuations(const std::vector<int32_t>& context, int64_t excluded) const;
   SuffixProposal propose(const std::vector<int32_t>& context, const DraftLimits& limits, const std::vector<double>& estimates,
                          int64_t growing, int64_t excluded) const;
   // One step of a text that grows: `tokens` stand in it from position `first` on, as far as it goes, and what they have more is appended.

@@ -187,3 +187,40 @@ class SuffixIndex:
         other_estimates: Sequence[float],
         /,
     ) -> tuple[list[int], list[int], list[int], float, int, bool] | None: ...
+
+class NgramTable:
+    # Of each order the addresses of its six arrays, contexts, what follows them.
+    def __init__(
+        self,
+        wide: bool,
+        levels: Sequence[tuple[int, int, int, int, int, int, int, int]],
+        own_orders: Sequence[int],
+        weights: Sequence[float],
+        /,
+    ) -> None: ...
+
+class NgramText:
+    num_tokens: int
+    num_bytes: int
+
+    def __init__(self, max_depth: int, max_occurrences: int, /) -> None: ...
+    def extend(self, tokens: Sequence[int], /) -> None: ...
+    def tokens(self, first: int, /) -> list[int]: ...
+    def is_consistent(self) -> bool: ...
+    # Candidates, the cells of each, those of the escape.
+    def cells(
+        self, table: NgramTable, past: SuffixIndex | None, own: int, /
+    ) -> tuple[list[int], list[list[int]], list[int]]: ...
+    # Tokens, parents, confidence; None where a known token is another.
+    def draft(
+        self,
+        table: NgramTable,
+        first: int,
+        tokens: Sequence[int],
+        max_nodes: int,
+        min_token_prob: float,
+        tree: bool,
+        past: SuffixIndex | None,
+        own: int,
+        /,
+    ) -> tuple[list[int], list[int], list[float]] | None: ...

@@ -27,6 +27,7 @@ BUILT_IN: Mapping[str, str] = {
     "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
     "medusa": "foredraft.drafters.medusa:MedusaDrafter",
     "ngram": "foredraft.drafters.ngram:NgramDrafter",
+    "ngram_table": "foredraft.drafters.ngram_table:NgramTableDrafter",
     "suffix": "foredraft.drafters.suffix:SuffixDrafter",
     "prediction": "foredraft.drafters.prediction:PredictionDrafter",
     "recycling": "foredraft.drafters.recycling:RecyclingDrafter",

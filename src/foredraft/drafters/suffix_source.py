@@ -64,6 +64,11 @@ class NativeIndex:
         self._native = native
 
     @property
+    def native(self) -> _native.SuffixIndex:
+        """For others that are compiled."""
+        return self._native
+
+    @property
     def num_tokens(self) -> int:
         return self._native.num_tokens
 
