@@ -29,8 +29,8 @@ IDLE_SECONDS = 30  # that a connection may wait for its next request
 def open_socket(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 is any free one. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only where the protocol is named does asyncio send at once what is written: else a small answer
-    # waits for the client to acknowledge its head, 40 ms as a rule.
+    # Only where the protocol is named does asyncio send at once what is written: else a small
+    # answer waits for the client to acknowledge its head, 40 ms as a rule.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
