@@ -14,6 +14,7 @@ from typing import Any
 from .rig import NAME
 
 TEXT = "abc abc "
+DEEP = ["[" * 90_000, '{"a":' * 9000 + "1" + "}" * 9000, "{", "1" * 9000, "NaN", "\ud800", "[]"]
 CHAT: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": TEXT}]}
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": NAME, "prompt": TEXT, "max_tokens": 4},
@@ -176,6 +177,21 @@ def _structured(chance: random.Random) -> Attack:
     return Attack("/v1/chat/completions", _bytes(CHAT | {"max_tokens": 3, field: value}))
 
 
+def _called(chance: random.Random) -> Attack:
+    """A conversation with calls of tools whose arguments are hostile."""
+    call = {
+        "id": chance.choice(["a", "", "b"]),
+        "type": "function",
+        "function": {"name": "f", "arguments": chance.choice([*DEEP, _wrong(chance)])},
+    }
+    messages = [
+        *CHAT["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call] * chance.randrange(1, 3)},
+        {"role": "tool", "tool_call_id": "a", "content": chance.choice(["1", "", None])},
+    ]
+    return Attack("/v1/chat/completions", _bytes(CHAT | {"max_tokens": 3, "messages": messages}))
+
+
 def _noise(chance: random.Random) -> Attack:
     return Attack(chance.choice(list(PATHS)), chance.randbytes(chance.randrange(300)))
 
@@ -189,5 +205,6 @@ _KINDS: dict[str, tuple[int, Callable[[random.Random], Attack]]] = {
     "literal": (14, _literal),
     "large": (1, _large),
     "structured": (3, _structured),
+    "called": (2, _called),
     "noise": (5, _noise),
 }

@@ -19,7 +19,7 @@ from foredraft.testing.models import tiny_model
 from .rig import PATIENCE, Running, serving
 
 KEY = "fuzz"
-EXAMPLES = int(os.environ.get("FOREDRAFT_SCHEMA_EXAMPLES", "30"))  # drawn for each path
+EXAMPLES = int(os.environ.get("FOREDRAFT_SCHEMA_EXAMPLES", "15"))  # drawn for each path
 # What is valid by its types may contradict itself, or be more than this model holds.
 REFUSED_THOUGH_VALID = ("400", "413", "429")
 

@@ -104,10 +104,12 @@ async def chat_completions(request: Request, body: ChatRequest) -> Response:
     _check_stream(body.stream, prompt_logprobs=body.prompt_logprobs is not None)
     if tools is not None and params.structured_outputs is not None:
         await state.in_thread(check_grammar, tools, params.structured_outputs, state.grammars)
+    messages = conversation(body.messages)
+    state.check_characters(sum(len(each["content"]) for each in messages))
     prompt = await state.in_thread(
         prompt_ids,
         tokenizer,
-        conversation(body.messages),
+        messages,
         form,
         () if tools is None else tools.functions,
         body.add_generation_prompt is not False,

@@ -32,7 +32,7 @@ def describe(error: BaseException, state: ServerState) -> APIError:
     """What a client is told of `error`."""
     found = from_exception(error, FIELDS, state.retry_after)
     if found.status_code == 500 and not isinstance(error, APIError):
-        logger.error("a request failed: %r", error, exc_info=error)
+        state.log_fault(error)
     return found
 
 

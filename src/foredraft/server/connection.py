@@ -36,6 +36,17 @@ class BoundedConnection(H11Protocol):
     seconds: float
     _timer: asyncio.TimerHandle | None = None
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._served, self.app = self.app, self._serve
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        """The app; where its answer broke off, the connection closes next and has its time."""
+        try:
+            await self._served(scope, receive, send)
+        finally:
+            self.loop.call_soon(self._watch)
+
     def connection_made(self, transport: Any) -> None:
         """From here on the first request's head may take `seconds`."""
         super().connection_made(transport)

@@ -69,6 +69,12 @@ def fault() -> APIError:
     return APIError(500, "the server failed on this request", kind=SERVER, code="internal_error")
 
 
+def too_long(what: str, most: int) -> APIError:
+    """A prompt of more than `most` tokens."""
+    code = "context_length_exceeded"
+    return APIError(400, f"{what}, at most {most} tokens are taken", param="prompt", code=code)
+
+
 def failed(message: str | None) -> APIError:
     """A completion that ended with an error."""
     if message is not None and UNMET.match(message):

@@ -52,8 +52,8 @@ class Gate:
                 await self._app(scope, body.receive, answer.send)
         except APIError as error:
             await answer.refuse(scope, receive, error)
-        except Exception:
-            logger.exception("a request failed: %s %s", scope["method"], _path(scope))
+        except Exception as error:
+            state.log_fault(error, f"{scope['method']} {_path(scope)}")
             await answer.refuse(scope, receive, fault())
 
     def _note(self, scope: Scope, answer: _Answer, seconds: float) -> None:
@@ -77,10 +77,11 @@ class _Answer:
         await self._send(message)
 
     async def refuse(self, scope: Scope, receive: Receive, error: APIError) -> None:
-        """Answer with `error`, unless an answer has begun: then it breaks off."""
-        if self.status != 499:
-            raise RuntimeError("an answer broke off") from error
-        await error.response()(scope, receive, self.send)
+        """Answer with `error`, unless an answer has begun: then it breaks off, and the connection
+        is closed.
+        """
+        if self.status == 499:
+            await error.response()(scope, receive, self.send)
 
 
 class _Body:

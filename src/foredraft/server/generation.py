@@ -14,7 +14,7 @@ from foredraft.core.sampling import SamplingParams
 from foredraft.engine.outputs import RequestOutput, StreamDelta
 from foredraft.engine.submission import Prompt, RequestOptions
 from foredraft.server.cutting import TokenCutter
-from foredraft.server.errors import APIError, failed, unavailable
+from foredraft.server.errors import APIError, failed, too_long, unavailable
 from foredraft.server.pacing import paced
 from foredraft.server.state import ServerState
 
@@ -63,15 +63,12 @@ class Generation:
     def _prepare(self, prompt: Prompt) -> Deltas:
         """In a thread: text becomes tokens here."""
         state = self._state
-        ids = state.engine.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
-        if len(ids) > state.max_prompt_tokens:
-            raise APIError(
-                400,
-                f"the prompt has {len(ids)} tokens, at most {state.max_prompt_tokens} are taken",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        return state.engine.stream(ids, self._work.params, self._work.options)
+        if isinstance(prompt, str):
+            state.check_characters(len(prompt))
+            prompt = state.engine.tokenizer.encode_prompt(prompt)
+        if len(prompt) > state.max_prompt_tokens:
+            raise too_long(f"the prompt has {len(prompt)} tokens", state.max_prompt_tokens)
+        return state.engine.stream(prompt, self._work.params, self._work.options)
 
     def _shaped(self, stream: Deltas) -> Deltas:
         params, tokenizer = self._work.params, self._state.engine.tokenizer

@@ -49,7 +49,10 @@ class EventStream(Response):
         self.raw_headers = [(name.encode(), value.encode()) for name, value in given.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        finished = await unless_disconnected(receive, self._send(send))
+        try:
+            finished = await unless_disconnected(receive, self._send(send))
+        except TimeoutError:  # it reads nothing: the answer breaks off
+            finished = None
         if finished is None:
             self._left()
 

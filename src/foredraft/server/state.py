@@ -12,6 +12,7 @@ import functools
 import logging
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -19,7 +20,7 @@ from typing import ParamSpec, TypeVar
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.grammar.compiler import compiler_of
 from foredraft.server.auth import KeyRing
-from foredraft.server.errors import APIError, queue_full
+from foredraft.server.errors import APIError, queue_full, too_long
 from foredraft.server.observing import ServerMetrics
 from foredraft.server.settings import ServerSettings
 from foredraft.server.tools.formats import format_of
@@ -69,6 +70,20 @@ class ServerState:
         wish = self.settings.max_prompt_tokens
         return context if wish is None else min(context, wish)
 
+    @functools.cached_property
+    def max_prompt_characters(self) -> int:
+        """A text of more has too many tokens whatever they are, which is known without reading it:
+        megabytes of text take seconds, and hundreds of megabytes.
+        """
+        spelled, size = self.engine.tokenizer.token_bytes, self.engine.loaded.config.vocab_size
+        longest = max(len(spelled(token, skip_special_tokens=False)) for token in range(size))
+        return self.max_prompt_tokens * max(1, longest)
+
+    def check_characters(self, number: int) -> None:
+        """Raise APIError (400) for a text that is too long whatever its tokens are."""
+        if number > self.max_prompt_characters:
+            raise too_long(f"the prompt has {number} characters", self.max_prompt_tokens)
+
     @property
     def retry_after(self) -> int:
         """Seconds after which there may be room, from how long answers took of late."""
@@ -91,6 +106,17 @@ class ServerState:
             yield
         finally:
             self.num_http -= 1
+
+    def log_fault(self, error: BaseException, where: str = "") -> None:
+        """Log a request's failure. Messages repeat what they are about, a prompt maybe, so without
+        leave to log prompts only the error's kind and place are told.
+        """
+        kind = f"a request failed: {where or 'in its answer'}: {type(error).__name__}"
+        if self.settings.log_prompts:
+            logger.error("%s", kind, exc_info=error)
+        else:
+            place = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("%s, its message is with --log-prompts\n%s", kind, place)
 
     def check_model(self, name: str) -> None:
         """Raise APIError (404) for a model that is not served here."""
