@@ -113,6 +113,13 @@ def test_a_limit_of_tokens_cuts_calls_the_same_way(calling: Running) -> None:
         assert streamed(calling, tool_choice=NAMED, max_tokens=limit) == found
 
 
+def test_a_stop_string_inside_a_call_leaves_it_open(calling: Running) -> None:
+    found = whole(calling, tool_choice=NAMED, stop='"days"')
+    (_, calls), reason = found
+    assert (reason, calls[0][1].endswith('"days"')) == ("stop", False)
+    assert streamed(calling, tool_choice=NAMED, stop='"days"') == found
+
+
 def test_each_completion_has_calls_of_its_own(calling: Running) -> None:
     answer = calling.openai().chat.completions.create(**CHAT, n=2, tool_choice=NAMED, logprobs=True)
     ids = set()

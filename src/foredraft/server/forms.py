@@ -217,7 +217,7 @@ class ChatForm(Form):
 
     def _reason(self, at: int, completion: CompletionOutput) -> str:
         stopped = completion.finish_reason == "stop"
-        return "tool_calls" if stopped and self._writers[at].num_calls else completion.finish_reason
+        return "tool_calls" if stopped and self._writers[at].has_calls else completion.finish_reason
 
     def _logprobs(self, logprobs: Any) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, logprobs) if self._request.logprobs else None

@@ -6,6 +6,7 @@ Knows formats and JSON schemas, and writes Lark as llguidance reads it; knows no
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from foredraft.server.tools.formats import ToolFormat
 
 ControlId = Callable[[str], int | None]
 _OBJECT = {"type": "object"}
+BLAME_SECONDS = 2.0  # for finding the function whose schema is at fault
 # Calls of one answer that must call: small models find no end of them.
 MOST_CALLS = 32
 
@@ -59,8 +61,10 @@ def check_grammar(use: ToolUse, structured: StructuredOutputs, compiler: Grammar
     try:
         compiler.compile(structured)
     except InvalidRequest as error:
+        deadline = time.monotonic() + BLAME_SECONDS
         for function in use.callable:
-            _check_function(function, compiler)
+            if time.monotonic() < deadline:
+                _check_function(function, compiler)
         reason = str(error).removeprefix("structured_outputs.grammar ")
         raise APIError(400, f"tools: together they {reason}", param="tools") from None
 

@@ -31,9 +31,10 @@ class MessageWriter:
             self._parser = ToolCallParser(tools.form, names, tools.is_held)
 
     @property
-    def num_calls(self) -> int:
-        """Calls that have begun."""
-        return 0 if self._parser is None else self._parser.num_calls
+    def has_calls(self) -> bool:
+        """Whether there are calls, the last one not cut off in its arguments."""
+        parser = self._parser
+        return parser is not None and parser.num_calls > 0 and not parser.is_open
 
     def push(self, text: str, ended: bool) -> dict[str, Any]:
         """The delta that `text` adds; `ended`: nothing follows it. Empty where it adds nothing."""

@@ -68,6 +68,11 @@ class ToolCallParser:
         self._scan = _Scan()
         self._in_list = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether arguments of a call that was told are still to come."""
+        return self._step == self._arguments
+
     def push(self, text: str) -> list[Found]:
         """What `text` adds."""
         for character in text:
@@ -78,7 +83,7 @@ class ToolCallParser:
         """What was kept back: the answer is over."""
         if self._step in (self._text, self._start):
             self._content(self._pending)
-        elif self._step != self._arguments and not (self._is_held and self._step == self._after):
+        elif not self.is_open and not (self._is_held and self._step == self._after):
             self._content(self._raw)
         if self.num_calls == 0:
             self._tell(Content(self._blank))
