@@ -9,6 +9,7 @@ from asyncio import all_tasks
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -77,17 +78,21 @@ def until(condition: Any) -> None:
 
 
 @contextmanager
-def serving(engine: AsyncEngine, **settings: Any) -> Iterator[Running]:
+def serving(
+    engine: AsyncEngine, certificate: tuple[Path, Path | None] | None = None, **settings: Any
+) -> Iterator[Running]:
     """A server over `engine`, which it does not close."""
+    certfile, keyfile = certificate or (None, None)
+    scheme = "http" if certfile is None else "https"
     app = create_app(engine, ServerSettings(**{"model_names": (NAME,), **settings}))
-    server = DrainingServer(app, certfile=None, keyfile=None)
+    server = DrainingServer(app, certfile=certfile, keyfile=keyfile)
     sock = open_socket("127.0.0.1", 0)
     port = sock.getsockname()[1]
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
     thread.start()
     try:
         until(lambda: server.started)
-        yield Running(engine, f"http://127.0.0.1:{port}", server)
+        yield Running(engine, f"{scheme}://127.0.0.1:{port}", server)
     finally:
         server.should_exit = server.force_exit = True
         thread.join(PATIENCE)
