@@ -52,18 +52,45 @@ class Eagle3Student:
         save_eagle3(self.module, directory)
 
     def _steps(self, batch: Batch, taps: Taps) -> Iterator[Projected]:
-        """What the head gives in each step: in step s row t stands for position t + s."""
-        head = self.module
-        hidden = head.fuse(torch.cat(taps.depths, dim=-1))
-        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-        last = head.config.max_position_embeddings - 1
+        """What the head gives in each step: in step s row t stands for position t + s. All rows of
+        the first step are seen; later steps are computed for the rows that are drafted from.
+        """
+        head, last = self.module, self.module.config.max_position_embeddings - 1
         earlier: list[KeysValues] = []
-        for step in range(self.num_drafts):
-            embeddings = self._embed(shifted(batch.tokens, step + 1))
-            places = (positions + step).clamp(max=last)
-            hidden = head(embeddings, hidden, places, None, earlier)
-            yield hidden, head.logits
+        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+        hidden = head(
+            self._embed(shifted(batch.tokens, 1)),
+            head.fuse(torch.cat(taps.depths, dim=-1)),
+            positions,
+            None,
+            earlier,
+        )
+        yield hidden, head.logits
+        rows = _drafted_rows(batch)
+        seen = positions <= rows[:, None, :, None]
+        part = _gathered(hidden, rows)
+        for step in range(1, self.num_drafts):
+            tokens = shifted(batch.tokens, step + 1).gather(1, rows)
+            places = (rows + step).clamp(max=last)
+            part = head(self._embed(tokens), part, places, seen, earlier)
+            whole = torch.zeros_like(hidden, dtype=part.dtype)
+            yield whole.scatter(1, rows[..., None].expand_as(part), part), head.logits
 
     def _embed(self, tokens: Tensor) -> Tensor:
         head = self.module
         return head.embed(tokens) if head.config.own_embedding else self._target.embed(tokens)
+
+
+def _drafted_rows(batch: Batch) -> Tensor:
+    """`[B, A]` positions with a law, in order; for sequences with fewer, the batch's last position
+    too, which has none.
+    """
+    longest = max(end - prompt for prompt, end in zip(batch.prompts, batch.lengths, strict=True))
+    first = torch.tensor(batch.prompts, device=batch.tokens.device)[:, None] - 1
+    rows = first + torch.arange(longest, device=first.device)
+    return rows.clamp(max=batch.tokens.shape[1] - 1)
+
+
+def _gathered(hidden: Tensor, rows: Tensor) -> Tensor:
+    """`[B, A, H]`: the rows `[B, A]` of `hidden [B, T, H]`."""
+    return hidden.gather(1, rows[..., None].expand(*rows.shape, hidden.shape[-1]))

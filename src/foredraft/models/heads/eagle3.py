@@ -243,7 +243,7 @@ def attend(queries: Tensor, steps: list[KeysValues], mask: Tensor | None) -> Ten
     """Softmax attention of `queries [B, heads, T, D]` in one softmax over: the first of `steps`,
     where `mask` allows (None: causal); of each later one, the query's own row.
     """
-    heads, length = queries.shape[1], queries.shape[2]
+    heads, length = queries.shape[1], steps[0].keys.shape[2]
     groups = heads // steps[0].keys.shape[1]
     scale = queries.shape[-1] ** -0.5
     keys = [each.keys.repeat_interleave(groups, dim=1) for each in steps]
