@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -84,8 +83,9 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
     finally:
         for each in (watcher, task):
             each.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await each
+        await asyncio.wait({watcher, task})
+        for each in (watcher, task):  # seen; awaiting it again would lose where it was raised
+            each.cancelled() or each.exception()
 
 
 async def _disconnect(receive: Receive) -> None:
