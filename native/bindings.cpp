@@ -89,10 +89,11 @@ void bind_block(nb::module_& m) {
       .def("__init__", [](Block* self, Address attention_norm, const PackedWeight& qkv, const PackedWeight& output, Address mlp_norm,
                           const PackedWeight& gate_up, const PackedWeight& down, Address cos, Address sin, int64_t positions, int64_t half_dim,
                           float eps, float scale, int64_t window, float soft_cap, int activation, Address query_norm, Address key_norm,
-                          float head_eps, Address attention_post_norm, Address mlp_post_norm) {
+                          float head_eps, Address attention_post_norm, Address mlp_post_norm, Address beside_norm, bool norm_residual) {
         new (self) Block{at<float>(attention_norm), &qkv, &output, at<float>(mlp_norm), &gate_up, &down, at<float>(cos), at<float>(sin),
                          positions, 2 * half_dim, eps, scale, window_of(window), soft_cap, static_cast<Activation>(activation),
-                         at<float>(query_norm), at<float>(key_norm), head_eps, at<float>(attention_post_norm), at<float>(mlp_post_norm)};
+                         at<float>(query_norm), at<float>(key_norm), head_eps, at<float>(attention_post_norm), at<float>(mlp_post_norm),
+                         at<float>(beside_norm), norm_residual};
       });
 }
 
@@ -133,10 +134,10 @@ void bind_runtime(nb::module_& m) {
                            heads, scale, window_of(window), soft_cap}, rows);
       }, no_gil)
       .def("run_blocks", [](const Runtime& r, const std::vector<const Block*>& blocks, const Plan& plan, Address keys, Address values,
-                            int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim, bool bf16, Address hidden, int64_t rows,
-                            int64_t width, Address out) {
-        r.run_blocks(blocks, plan, cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), at<float>(hidden), rows, width,
-                     at<float>(out));
+                            int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim, bool bf16, Address hidden, Address beside,
+                            int64_t rows, int64_t width, Address out) {
+        r.run_blocks(blocks, plan, cache_view(keys, values, pages, kv_heads, page_size, dim, bf16), at<float>(hidden), at<float>(beside),
+                     rows, width, at<float>(out));
       }, no_gil)
       .def("move_slots", [](const Runtime& r, Address keys, Address values, int64_t pages, int64_t kv_heads, int64_t page_size, int64_t dim,
                             bool bf16, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) {

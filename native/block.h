@@ -27,8 +27,10 @@ struct Block {
   float head_eps;
   const float* attention_post_norm;  // [width] or null, as the next
   const float* mlp_post_norm;
+  const float* beside_norm;  // [width] or null: the qkv weight reads [2 width], what stands beside first
+  bool norm_residual;
 
-  int64_t width() const { return qkv->k(); }
+  int64_t width() const { return output->n(); }
   int64_t heads() const { return output->k() / dim; }
   int64_t kv_heads() const { return (qkv->n() / dim - heads()) / 2; }
   int64_t inner() const { return down->k(); }

@@ -11,13 +11,15 @@ namespace {
 
 // What lies between the operations of a block, [rows, ...] each. One for each calling thread, so that calls cannot meet.
 struct Between {
-  AlignedFloats normed, qkv, queries, attended, gate_up, inner;
+  AlignedFloats normed, both, qkv, queries, attended, gate_up, inner;
 };
 
-void check_block(const Block& b, const Plan& plan, const CacheView& c, int64_t width) {
+void check_block(const Block& b, const Plan& plan, const CacheView& c, bool beside, int64_t width) {
   const auto refuse = [](const std::string& message) { throw std::invalid_argument(message); };
   if (b.width() != width)
     refuse("a block compiled for a width of " + std::to_string(b.width()) + " cannot take rows of " + std::to_string(width));
+  if ((b.beside_norm != nullptr) != beside)
+    refuse(beside ? "a block with one input cannot take rows beside" : "a block with two inputs needs rows beside");
   if (b.kv_heads() != c.heads || b.dim != c.dim)
     refuse("a block with " + std::to_string(b.kv_heads()) + " key heads of size " + std::to_string(b.dim) + " cannot use a cache of " +
            std::to_string(c.heads) + " of size " + std::to_string(c.dim));
@@ -35,7 +37,8 @@ CacheView next_layer(CacheView c) {
 
 }  // namespace
 
-void Runtime::run_block(const Block& b, const Plan& plan, const CacheView& cache, const float* hidden, int64_t rows, float* out) const {
+void Runtime::run_block(const Block& b, const Plan& plan, const CacheView& cache, const float* hidden, const float* beside, int64_t rows,
+                        float* out) const {
   thread_local Between between;
   const int64_t width = b.width(), attention_width = b.output->k(), inner_width = b.inner();
   float* normed = between.normed.room(rows * width);
@@ -51,7 +54,21 @@ void Runtime::run_block(const Block& b, const Plan& plan, const CacheView& cache
     if (post_norm != nullptr) rms_norm(normed, post_norm, b.eps, residual, out, rows, width);
   };
   rms_norm(hidden, b.attention_norm, b.eps, nullptr, normed, rows, width);
-  linear(*b.qkv, normed, rows, width, nullptr, qkv);
+  if (b.norm_residual) {
+    // Of a later part `normed` is scratch, and `out` may be `hidden`: the residual stream moves to `out`.
+    std::memcpy(out, normed, static_cast<size_t>(rows * width) * sizeof(float));
+    hidden = out;
+  }
+  const float* read = normed;
+  if (beside != nullptr) {
+    float* both = between.both.room(rows * 2 * width);
+    for (int64_t row = 0; row < rows; ++row) {
+      rms_norm(beside + row * width, b.beside_norm, b.eps, nullptr, both + row * 2 * width, 1, width);
+      std::memcpy(both + (2 * row + 1) * width, normed + row * width, static_cast<size_t>(width) * sizeof(float));
+    }
+    read = both;
+  }
+  linear(*b.qkv, read, rows, b.qkv->k(), nullptr, qkv);
   rope_and_store(plan, {nullptr, cache, qkv, b.cos, b.sin, queries, b.heads(), b.query_norm, b.key_norm, b.head_eps}, rows,
                  b.positions);
   attention(plan, {nullptr, cache, queries, attended, b.heads(), b.scale, b.window, b.soft_cap}, rows);
@@ -62,12 +79,12 @@ void Runtime::run_block(const Block& b, const Plan& plan, const CacheView& cache
   add(*b.down, inner, b.mlp_post_norm, out);
 }
 
-void Runtime::run_blocks(const std::vector<const Block*>& blocks, const Plan& plan, CacheView cache, const float* hidden, int64_t rows,
-                         int64_t width, float* out) const {
-  for (const Block* block : blocks) check_block(*block, plan, cache, width);
+void Runtime::run_blocks(const std::vector<const Block*>& blocks, const Plan& plan, CacheView cache, const float* hidden,
+                         const float* beside, int64_t rows, int64_t width, float* out) const {
+  for (const Block* block : blocks) check_block(*block, plan, cache, beside != nullptr, width);
   if (blocks.empty()) std::memcpy(out, hidden, static_cast<size_t>(rows * width) * sizeof(float));
   for (const Block* block : blocks) {
-    run_block(*block, plan, cache, hidden, rows, out);
+    run_block(*block, plan, cache, hidden, beside, rows, out);
     hidden = out;
     cache = next_layer(cache);
   }

@@ -36,9 +36,10 @@ class Runtime {
   void soft_cap(const float* x, float cap, float* out, int64_t n) const;
   void rope_and_store(const Plan& plan, RopeArgs args, int64_t rows, int64_t positions) const;
   void attention(const Plan& plan, AttentionArgs args, int64_t rows) const;
-  // hidden [rows, width] through blocks; the cache is the first block's, those of the others follow it in memory.
-  void run_blocks(const std::vector<const Block*>& blocks, const Plan& plan, CacheView cache, const float* hidden, int64_t rows,
-                  int64_t width, float* out) const;
+  // hidden [rows, width] through blocks; the cache is the first block's, those of the others follow it in memory. beside [rows, width]
+  // is the second input of blocks that read one, else null.
+  void run_blocks(const std::vector<const Block*>& blocks, const Plan& plan, CacheView cache, const float* hidden, const float* beside,
+                  int64_t rows, int64_t width, float* out) const;
   void move_slots(const CacheView& cache, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) const;
   void argmax_rows(const void* rows, int64_t count, int64_t n, bool wide, int64_t* ids) const;
   // ids [count, k]
@@ -52,7 +53,8 @@ class Runtime {
  private:
   template <class T>
   void argmax_rows(const T* rows, int64_t count, int64_t n, int64_t* ids) const;
-  void run_block(const Block& block, const Plan& plan, const CacheView& cache, const float* hidden, int64_t rows, float* out) const;
+  void run_block(const Block& block, const Plan& plan, const CacheView& cache, const float* hidden, const float* beside, int64_t rows,
+                 float* out) const;
 
   const KernelTable* table_;
   std::shared_ptr<ThreadPool> pool_;

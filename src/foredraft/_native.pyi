@@ -35,6 +35,8 @@ class Block:
         head_eps: float,
         attention_post_norm: int,
         mlp_post_norm: int,
+        beside_norm: int,
+        norm_residual: bool,
         /,
     ) -> None: ...
 
@@ -111,6 +113,7 @@ class Runtime:
         dim: int,
         bf16: bool,
         hidden: int,
+        beside: int,
         rows: int,
         width: int,
         out: int,

@@ -25,6 +25,11 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def beside_rows(hidden: Tensor) -> Tensor:
+    """A second input, of each row by what its first is."""
+    return hidden.roll(1, dims=1) * 3.0
+
+
 @dataclass(frozen=True)
 class Shape:
     """Sizes of a block: query heads, key heads, head size, hidden size, inner size."""
@@ -46,9 +51,10 @@ def block_of(
         weight = random(n, k, seed=10 * layer + seed) / k**0.5
         return kernels.pack(weight.to(dtype), random(n, seed=10 * layer + seed))
 
+    inputs = 1 if options.get("beside_norm") is None else 2
     return Block(
         attention_norm=random(shape.width, seed=layer),
-        qkv=packed(heads, shape.width, 1),
+        qkv=packed(heads, inputs * shape.width, 1),
         output=packed(shape.width, shape.heads * shape.dim, 2),
         mlp_norm=random(shape.width, seed=layer + 1),
         gate_up=packed(2 * shape.inner, shape.width, 3),
@@ -66,7 +72,7 @@ def options_of(shape: Shape, drawn: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(drawn)
     norms = HeadNorms(random(shape.dim, seed=5), random(shape.dim, seed=6), 1e-6)
     options["head_norms"] = norms if drawn["head_norms"] else None
-    for seed, name in enumerate(("attention_post_norm", "mlp_post_norm"), start=7):
+    for seed, name in enumerate(("attention_post_norm", "mlp_post_norm", "beside_norm"), start=7):
         options[name] = random(shape.width, seed=seed) if drawn[name] else None
     return options
 
@@ -78,6 +84,8 @@ EVERY_OPTION = {
     "head_norms": True,
     "attention_post_norm": True,
     "mlp_post_norm": True,
+    "beside_norm": True,
+    "norm_residual": True,
 }
 
 
@@ -98,13 +106,16 @@ class Layers:
         self.keys, self.values = (torch.full(size, torch.nan, dtype=dtype) for _ in "kv")
 
     def at_once(self, hidden: Tensor, segments: Sequence[Segment]) -> Tensor:
-        plan = self.kernels.prepare(segments, self.page_size)
-        return self.kernels.run_blocks(hidden, self.compiled, self.keys, self.values, plan)
+        plan, beside = self.kernels.prepare(segments, self.page_size), self.beside(hidden)
+        return self.kernels.run_blocks(hidden, self.compiled, self.keys, self.values, plan, beside)
+
+    def beside(self, hidden: Tensor) -> Tensor | None:
+        return None if self.blocks[0].beside_norm is None else beside_rows(hidden)
 
     def by_operations(self, hidden: Tensor, segments: Sequence[Segment]) -> Tensor:
-        plan = self.kernels.prepare(segments, self.page_size)
+        plan, beside = self.kernels.prepare(segments, self.page_size), self.beside(hidden)
         for block, keys, values in zip(self.blocks, self.keys, self.values, strict=True):
-            hidden = apply_block(self.kernels, block, hidden, keys, values, plan)
+            hidden = apply_block(self.kernels, block, hidden, keys, values, plan, beside)
         return hidden
 
     def pages(self, first: int = 0) -> list[int]:
@@ -132,6 +143,8 @@ class Layers:
             "head_norms": st.booleans(),
             "attention_post_norm": st.booleans(),
             "mlp_post_norm": st.booleans(),
+            "beside_norm": st.booleans(),
+            "norm_residual": st.booleans(),
         }
     ),
     threads=st.integers(1, 3),
@@ -154,10 +167,11 @@ def test_they_are_their_operations_to_the_bit(
 ) -> None:
     kernels = NativeKernels(threads, instruction_set=instruction_set)
     shape = Shape(*heads, dim, width, inner)
-    # Layers differ, as a family's local and global ones do.
+    # Layers differ, as a family's local and global ones do; all or none read a second input.
     given_options = options_of(shape, options)
+    inputs = {"beside_norm": given_options["beside_norm"]}
     blocks = [
-        block_of(kernels, shape, layer, weights, **({} if layer == 1 else given_options))
+        block_of(kernels, shape, layer, weights, **(inputs if layer == 1 else given_options))
         for layer in range(3)
     ]
     once, single = (Layers(kernels, blocks, shape, page_size, cache) for _ in range(2))
@@ -286,6 +300,23 @@ def test_tensors_that_do_not_fit_are_refused(message: str, hidden: Tensor, cache
     plan = KERNELS.prepare([Segment(0, 2, (), [0])], 16)
     with pytest.raises(ValueError, match=message):
         KERNELS.run_blocks(hidden, [KERNELS.compile(PLAIN)], cache, cache, plan)
+
+
+def test_a_second_input_is_given_to_blocks_that_read_one_alone() -> None:
+    both = block_of(KERNELS, Shape(), 0, beside_norm=ROW)
+    plan = KERNELS.prepare([Segment(0, 2, (), [0])], 16)
+    cache, rows = torch.zeros(1, 1, 2, 16, 16), torch.zeros(2, 72)
+    for block, beside, message in (
+        (both, None, "two inputs needs rows beside"),
+        (PLAIN, rows, "one input cannot take rows beside"),
+        (both, rows[:1], r"beside must be .* \[2, 72\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            KERNELS.run_blocks(rows, [KERNELS.compile(block)], cache, cache.clone(), plan, beside)
+    with pytest.raises(ValueError, match=r"beside_norm must be .*\[72\]"):
+        KERNELS.compile(replace(both, beside_norm=ROW[:3]))
+    with pytest.raises(ValueError, match=r"must be .*\[36\]"):  # half of what `qkv` reads
+        KERNELS.compile(replace(PLAIN, beside_norm=ROW))
 
 
 def test_a_position_beyond_the_rope_table_is_refused() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -50,14 +51,31 @@ class Block:
     head_norms: HeadNorms | None = None
     attention_post_norm: Tensor | None = None  # [H]
     mlp_post_norm: Tensor | None = None  # [H]
+    # [H], of a second input (an EAGLE head's embeddings): queries, keys and values then read it,
+    # normed, and behind it the normed hidden states; `qkv` is packed [(Hq + 2 Hkv) D, 2 H].
+    beside_norm: Tensor | None = None
+    norm_residual: bool = False  # the residual stream goes on behind the attention's norm
 
 
 def apply_block(
-    kernels: Kernels, block: Block, hidden: Tensor, keys: Tensor, values: Tensor, plan: Any
+    kernels: Kernels,
+    block: Block,
+    hidden: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: Any,
+    beside: Tensor | None = None,
 ) -> Tensor:
-    """One block over `hidden [T, H]` by single operations: what `run_blocks` must equal."""
+    """One block over `hidden [T, H]` (and `beside`, likewise, where it reads a second input) by
+    single operations: what `run_blocks` must equal.
+    """
     eps = block.eps
-    qkv = kernels.linear(kernels.rms_norm(hidden, block.attention_norm, eps), block.qkv)
+    read = kernels.rms_norm(hidden, block.attention_norm, eps)
+    if block.norm_residual:
+        hidden = read
+    if beside is not None and block.beside_norm is not None:
+        read = torch.cat([kernels.rms_norm(beside, block.beside_norm, eps), read], dim=1)
+    qkv = kernels.linear(read, block.qkv)
     queries = kernels.rope_and_store(
         qkv, block.cos, block.sin, keys, values, plan, block.head_norms
     )

@@ -62,17 +62,22 @@ def load_kernels(
             )
         if not native_available():
             raise ValueError(f"native kernels are {native_status()}; use the reference kernels")
-        if not _serves_heads(head_dim):
-            raise ValueError(
-                f"native kernels need a head size that is a multiple of {HEAD_MULTIPLE} up to "
-                f"{MAX_HEAD_DIM}, the model's is {head_dim}; use the reference kernels"
-            )
+        check_head_dim(name, head_dim)
     fits = fits and _serves_heads(head_dim)
     if name == "native" or (name == "auto" and fits and native_available()):
         from foredraft.kernels.native import NativeKernels
 
         return NativeKernels(num_threads)
     return ReferenceKernels(dtype, device)
+
+
+def check_head_dim(name: str, head_dim: int | None) -> None:
+    """Raise ValueError unless the kernels called `name` serve attention heads of this size."""
+    if name == "native" and not _serves_heads(head_dim):
+        raise ValueError(
+            f"native kernels need a head size that is a multiple of {HEAD_MULTIPLE} up to "
+            f"{MAX_HEAD_DIM}, the model's is {head_dim}; use the reference kernels"
+        )
 
 
 def _serves_heads(head_dim: int | None) -> bool:

@@ -108,10 +108,17 @@ class Kernels(Protocol):
         """A block for `run_blocks`, checked once."""
 
     def run_blocks(
-        self, hidden: Tensor, blocks: Sequence[Any], keys: Tensor, values: Tensor, plan: Any
+        self,
+        hidden: Tensor,
+        blocks: Sequence[Any],
+        keys: Tensor,
+        values: Tensor,
+        plan: Any,
+        beside: Tensor | None = None,
     ) -> Tensor:
         """`hidden [T, H]` through compiled blocks; keys, values `[blocks, P, Hkv, page_size, D]`.
 
+        `beside [T, H]` is the second input of blocks that read one, and of no others.
         Equals `block.apply_block` for each block in turn, on the native kernels to the bit.
         """
 

@@ -25,6 +25,7 @@ from foredraft.kernels.native_row_math import NativeRowMath
 _FLOAT = torch.float32
 _CACHE_DTYPES = {torch.float32: False, torch.bfloat16: True}
 _ACTIVATIONS: dict[str, int] = {"silu": 0, "gelu_tanh": 1}
+_OPTIONAL_NORMS = ("attention_post_norm", "mlp_post_norm", "beside_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +118,18 @@ def _cache_arguments(
 
 def _check_block(block: Block) -> None:
     """Raises ValueError where the parts of a block do not fit each other."""
-    width, inner, dim = block.qkv.k, block.down.k, 2 * int(block.cos.shape[-1])
-    for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"):
+    inputs = 1 if block.beside_norm is None else 2
+    width, inner, dim = block.qkv.k // inputs, block.down.k, 2 * int(block.cos.shape[-1])
+    for name in ("attention_norm", "mlp_norm", *_OPTIONAL_NORMS):
         norm = getattr(block, name)
-        if norm is not None or not name.endswith("post_norm"):
+        if norm is not None or name not in _OPTIONAL_NORMS:
             _check_weight(name, norm, width)
     if block.cos.dim() != 2 or block.cos.shape[1] == 0:
         _refuse("cos", block.cos, "[positions, head size / 2] of float32")
     _check_tables(block.cos, block.sin, dim // 2)
     heads, key_heads = block.output.k // dim, (block.qkv.n - block.output.k) // (2 * dim)
     shapes = {
-        "qkv": (block.qkv, (heads + 2 * key_heads) * dim, width),
+        "qkv": (block.qkv, (heads + 2 * key_heads) * dim, inputs * width),
         "output": (block.output, width, heads * dim),
         "gate_up": (block.gate_up, 2 * inner, width),
         "down": (block.down, width, inner),
@@ -274,6 +276,8 @@ class NativeKernels:
             *_head_norm_arguments(block.head_norms, 2 * block.cos.shape[1]),
             _address(block.attention_post_norm),
             _address(block.mlp_post_norm),
+            _address(block.beside_norm),
+            block.norm_residual,
         )
         return NativeBlock(native, block)
 
@@ -284,10 +288,13 @@ class NativeKernels:
         keys: Tensor,
         values: Tensor,
         plan: Any,
+        beside: Tensor | None = None,
     ) -> Tensor:
         """`hidden [T, H]` through `blocks` in one call, to the bit as by single operations."""
         if not _usable(hidden) or hidden.dim() != 2:
             _refuse("hidden", hidden, "[rows, width] of float32")
+        if beside is not None and (not _usable(beside) or beside.shape != hidden.shape):
+            _refuse("beside", beside, f"{list(hidden.shape)} of float32")
         if keys.dim() != 5 or keys.shape[0] != len(blocks):
             _refuse("keys", keys, f"[{len(blocks)}, pages, heads, page_size, dim]")
         cache = _cache_arguments(keys, values, 5)
@@ -297,6 +304,7 @@ class NativeKernels:
             plan,
             *cache,
             hidden.data_ptr(),
+            _address(beside),
             hidden.shape[0],
             hidden.shape[1],
             out.data_ptr(),

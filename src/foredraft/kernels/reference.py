@@ -239,10 +239,11 @@ class ReferenceKernels:
         keys: Tensor,
         values: Tensor,
         plan: ReferencePlan,
+        beside: Tensor | None = None,
     ) -> Tensor:
         """`hidden [T, H]` through `blocks`, one operation after the other."""
         for block, layer_keys, layer_values in zip(blocks, keys, values, strict=True):
-            hidden = apply_block(self, block, hidden, layer_keys, layer_values, plan)
+            hidden = apply_block(self, block, hidden, layer_keys, layer_values, plan, beside)
         return hidden
 
     def move_slots(

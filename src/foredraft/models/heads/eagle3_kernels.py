@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from foredraft.cache.tensors import CacheShape, KVCache
+from foredraft.core.errors import ModelError
+from foredraft.kernels.block import Block
+from foredraft.kernels.catalog import check_head_dim
 from foredraft.kernels.interface import Segment
 from foredraft.models.decoder import activation_dtype
-from foredraft.models.heads.eagle3 import Eagle3
+from foredraft.models.heads.eagle3 import DraftLayer, Eagle3
 from foredraft.models.load import LoadedModel
 
 
@@ -24,33 +27,49 @@ class KernelEagle3:
     """A head beside its target: its kernels, its dtype, its embedding where the head has none."""
 
     def __init__(self, head: Eagle3, target: LoadedModel) -> None:
+        """Raises ModelError for attention heads that the target's kernels don't serve."""
         config = self.config = head.config
+        try:
+            check_head_dim(target.model.kernels.name, config.head_dim)
+        except ValueError as error:
+            raise ModelError(f"EAGLE-3 head: {error}") from error
         self._target = target
         self._kernels = kernels = target.model.kernels
         self._wide = activation_dtype(target.dtype)
         self.weight_bytes = 0
         self.cache_shape = CacheShape(1, config.num_kv_heads, config.head_dim, target.cache_dtype)
-        layer, attention, network = head.midlayer, head.midlayer.self_attn, head.midlayer.mlp
         self._fc = self._pack(head.fc.weight)
-        self._qkv = self._pack(
-            attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight
-        )
-        self._output = self._pack(attention.o_proj.weight)
-        self._gate_up = self._pack(network.gate_proj.weight, network.up_proj.weight)
-        self._down = self._pack(network.down_proj.weight)
+        self._block = kernels.compile(self._layer(head.midlayer))
         self._head = self._pack(head.lm_head.weight)
         self._embedding = self._pack(head.embed_tokens.weight) if config.own_embedding else None
-        self._embedding_norm = self._norm(layer.input_layernorm.weight)
-        self._hidden_norm = self._norm(layer.hidden_norm.weight)
-        self._network_norm = self._norm(layer.post_attention_layernorm.weight)
         self._last_norm = self._norm(head.norm.weight)
-        self._cos, self._sin = config.rope.tables(
-            config.head_dim, config.max_position_embeddings, self._wide, target.device
-        )
         # None: the draft's vocabulary is the target's.
         whole = config.draft_vocab_size == config.vocab_size
         self._draft_ids = None if whole else head.draft_ids.to(target.device)
         self.row_math = kernels.row_math
+
+    def _layer(self, layer: DraftLayer) -> Block:
+        """The decoder layer: the embedding stands beside the hidden state."""
+        config, attention, network = self.config, layer.self_attn, layer.mlp
+        cos, sin = config.rope.tables(
+            config.head_dim, config.max_position_embeddings, self._wide, self._target.device
+        )
+        return Block(
+            attention_norm=self._norm(layer.hidden_norm.weight),
+            qkv=self._pack(
+                attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight
+            ),
+            output=self._pack(attention.o_proj.weight),
+            mlp_norm=self._norm(layer.post_attention_layernorm.weight),
+            gate_up=self._pack(network.gate_proj.weight, network.up_proj.weight),
+            down=self._pack(network.down_proj.weight),
+            cos=cos,
+            sin=sin,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+            beside_norm=self._norm(layer.input_layernorm.weight),
+            norm_residual=config.norm_before_residual,
+        )
 
     def _pack(self, *weights: Tensor) -> Any:
         """Weights of linears that read the same input, as one."""
@@ -85,20 +104,14 @@ class KernelEagle3:
         """One pass: `hidden [T, H]` of `fuse`, or of rows that this gave, to `[T, H]`; keys and
         values go to the segments' slots.
         """
-        config, kernels, eps = self.config, self._kernels, self.config.rms_norm_eps
+        kernels = self._kernels
         plan = kernels.prepare(segments, cache.page_size)
-        keys, values = cache.keys[0], cache.values[0]
-        embedded = kernels.rms_norm(self.embed(token_ids), self._embedding_norm, eps)
-        normed = kernels.rms_norm(hidden, self._hidden_norm, eps)
-        residual = normed if config.norm_before_residual else hidden
-        qkv = kernels.linear(torch.cat([embedded, normed], dim=1), self._qkv)
-        queries = kernels.rope_and_store(qkv, self._cos, self._sin, keys, values, plan)
-        attended = kernels.attention(queries, keys, values, plan, config.head_dim**-0.5)
-        residual = kernels.linear(attended, self._output, residual)
-        normed = kernels.rms_norm(residual, self._network_norm, eps)
-        inner = kernels.gate_multiply(kernels.linear(normed, self._gate_up), "silu")
-        out = kernels.linear(inner, self._down, residual)
-        return kernels.rms_norm(out, self._last_norm, eps) if config.norm_output else out
+        out = kernels.run_blocks(
+            hidden, [self._block], cache.keys, cache.values, plan, self.embed(token_ids)
+        )
+        if self.config.norm_output:
+            out = kernels.rms_norm(out, self._last_norm, self.config.rms_norm_eps)
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows that `run` gave `[R, H]` -> `[R, V]`, -inf for what is never drafted."""
