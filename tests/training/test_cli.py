@@ -68,7 +68,7 @@ def test_the_config_that_is_printed_drafts(
     outputs = []
     for options in (["--no-speculation"], ["--speculative-config", json.dumps(config)]):
         assert main(["generate", command[0], *prompt, *options, "--json"]) == 0
-        outputs.append(json.loads(capsys.readouterr().out))
+        outputs += json.loads(capsys.readouterr().out)["outputs"]
     assert outputs[0]["token_ids"] == outputs[1]["token_ids"]
     assert outputs[1]["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
 

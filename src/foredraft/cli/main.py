@@ -14,7 +14,18 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli import bench, certify, chat, describe, export, generate, plan, pull, serve
+from foredraft.cli import (
+    bench,
+    certify,
+    chat,
+    describe,
+    export,
+    generate,
+    plan,
+    pull,
+    serve,
+    train,
+)
 from foredraft.cli.console import one_line
 from foredraft.cli.interrupts import ModelCommand
 from foredraft.cli.streams import CLOSED_PIPE, OutputError, guarded_streams
@@ -44,6 +55,7 @@ app.command("certify", cls=ModelCommand)(certify.certify)
 app.command("export", cls=ModelCommand)(export.export)
 app.command("plan")(plan.plan)
 app.command("pull")(pull.pull)
+app.add_typer(train.app, name="train")
 app.add_typer(bench.app, name="bench")
 
 
