@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -16,6 +18,8 @@ from openai import APIStatusError, InternalServerError, RateLimitError
 from foredraft import AsyncEngine
 from foredraft.core.errors import ConfigError
 from foredraft.models.load import LoadedModel
+from foredraft.server.auth import KeyRing
+from foredraft.server.errors import APIError
 from foredraft.server.settings import ServerSettings
 
 from .rig import NAME, Running, serving, until
@@ -67,6 +71,25 @@ def test_keys_are_asked_for_everywhere_but_where_health_is(gated: AsyncEngine) -
             assert answer.json()["data"][0]["id"] == NAME
 
 
+def test_all_keys_are_compared_whatever_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests of one length, in constant time, all of them."""
+    ring, compared = KeyRing(("first", "second", "third")), []
+    compare = hmac.compare_digest
+
+    def noted(known: bytes, given: bytes) -> bool:
+        compared.append((len(known), len(given)))
+        return compare(known, given)
+
+    monkeypatch.setattr(hmac, "compare_digest", noted)
+    for key in (b"first", b"third", b"", b"x" * 5000, b"firs", b"\xff"):
+        with suppress(APIError):
+            ring.check([(b"Authorization", b"Bearer " + key)])
+        assert compared == [(32, 32)] * 3
+        compared.clear()
+    with pytest.raises(APIError):  # which of them counts would be a guess
+        ring.check([(b"authorization", b"Bearer no"), (b"authorization", b"Bearer first")])
+
+
 def test_bodies_are_bounded_in_size_kind_and_time(gated: AsyncEngine) -> None:
     limits = {"max_body_bytes": 2000, "body_seconds": 1.0}
     with serving(gated, **limits) as server, server.http() as client:
@@ -111,10 +134,18 @@ def test_paths_and_methods_that_are_not_there(server: Running) -> None:
 
 def test_web_pages_may_ask_only_where_they_are_named(gated: AsyncEngine) -> None:
     with serving(gated, cors_origins=("https://a.example",)) as server, server.http() as client:
-        for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
+        for origin, allowed in (
+            ("https://a.example", True), ("https://b.example", False), ("null", False),
+            ("https://a.example.org", False), ("http://a.example", False), ("*", False),
+            ("https://a.example:8443", False),
+        ):  # fmt: skip
             headers = {"origin": origin, "access-control-request-method": "POST"}
             answer = client.options("/v1/completions", headers=headers)
             assert ("access-control-allow-origin" in answer.headers) == allowed
+            answer = client.get("/v1/models", headers={"origin": origin})
+            told = answer.headers.get("access-control-allow-origin")
+            assert told == (origin if allowed else None)
+            assert "access-control-allow-credentials" not in answer.headers
 
 
 def test_a_full_queue_says_when_to_come_again(gated: AsyncEngine, gate: Gate) -> None:
