@@ -36,7 +36,9 @@ def make_drafter(target, plain, tmp_path: Path):
     """A table of some of what the target says, so that drafts are right now and then."""
     texts = [[*p, *out] for p, out in zip(PROMPTS, plain(GREEDY), strict=True)]
     small_table(tmp_path / "t.ngrams", texts[::2], target.config.vocab_size, plain=True)
-    return lambda **options: CheckedTable(target, str(tmp_path / "t.ngrams"), **options)
+    return lambda **options: CheckedTable(
+        target, str(tmp_path / "t.ngrams"), **{"ngram_table_learn": True} | options
+    )
 
 
 def ids(outputs):

@@ -83,7 +83,7 @@ def test_unlikely_paths_are_not_drafted(target, path) -> None:
 
 
 def test_a_request_grows_and_another_of_the_same_name_is_read_anew(target, path) -> None:
-    drafter = NgramTableDrafter(target, str(path), ngram_table_learn=False)
+    drafter = NgramTableDrafter(target, str(path))
     tokens = [50, 51, 52, 53, 54, 50, 51]
     assert list(draft(drafter, tokens).tokens)[:2] == [52, 53]
     assert list(draft(drafter, [*tokens, 52, 53]).tokens)[:1] == [54]
@@ -93,7 +93,7 @@ def test_a_request_grows_and_another_of_the_same_name_is_read_anew(target, path)
 
 
 def test_what_one_request_said_is_learned_for_its_salt_alone(target, path) -> None:
-    drafter = NgramTableDrafter(target, str(path))
+    drafter = NgramTableDrafter(target, str(path), ngram_table_learn=True)
     said = [40, 41, 42, 43, 44, 45, 46, 47, 48]
     draft(drafter, said[:2], name="first", num_prompt_tokens=2, salt="a")
     draft(drafter, said, name="first", num_prompt_tokens=2, salt="a")
@@ -106,10 +106,12 @@ def test_what_one_request_said_is_learned_for_its_salt_alone(target, path) -> No
 
 
 def test_without_learning_nothing_is_kept(target, path) -> None:
-    drafter = NgramTableDrafter(target, str(path), ngram_table_learn=False)
+    drafter = NgramTableDrafter(target, str(path))
     assert drafter.learned is None
     assert drafter.capabilities.working_bytes == drafter.table.num_bytes
-    few = NgramTableDrafter(target, str(path), ngram_table_max_learned_tokens=1000)
+    few = NgramTableDrafter(
+        target, str(path), ngram_table_learn=True, ngram_table_max_learned_tokens=1000
+    )
     more = few.capabilities.working_bytes - few.table.num_bytes
     assert more == most_bytes(1000, 1000)
 

@@ -40,7 +40,7 @@ def ngram(
             metavar="N",
             min=1,
         ),
-    ] = 1,
+    ] = 2,
     held_out: Annotated[
         float,
         Option(

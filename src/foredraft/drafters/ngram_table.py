@@ -51,7 +51,7 @@ class NgramTableDrafter:
         num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH,
         ngram_table_tree: bool = False,
         ngram_table_min_token_prob: float = 0.0,
-        ngram_table_learn: bool = True,
+        ngram_table_learn: bool = False,
         ngram_table_max_learned_tokens: int = DEFAULT_LEARNED_TOKENS,
     ) -> None:
         """`ngram_table_path` is a table's file, made by `foredraft train ngram`; None: the one that

@@ -30,7 +30,7 @@ class FitOptions:
     epochs: int = 15
     batch_size: int = 1024
     learning_rate: float = 0.03
-    penalty: float = 1e-4
+    penalty: float = 3e-4
     seed: int = 0
 
 
