@@ -21,7 +21,7 @@ DRAFTERS := $(RESULTS)/decode-drafters.json
 PAIRS := build/pairs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak fuzz check bench bench-serve bench-drafters bench-plan bench-agent bench-structured bench-load certify plan-plots identity report picture sanitize clean
+.PHONY: help setup demo test soak fuzz fuzz-server check bench bench-serve bench-drafters bench-plan bench-agent bench-structured bench-load certify plan-plots identity report picture sanitize clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -72,6 +72,11 @@ fuzz: setup  ## Fuzz the readers of model files, FUZZ_SECONDS=600 each
 	  -artifact_prefix=build/fuzz/ build/fuzz/found-gguf build/fuzz/gguf
 	nice -n 19 $(BIN)/python fuzz/fuzz_safetensors.py -max_total_time=$(FUZZ_SECONDS) \
 	  -artifact_prefix=build/fuzz/ build/fuzz/found-safetensors build/fuzz/safetensors
+
+BODIES ?= 5000
+fuzz-server: setup  ## Fuzz a running server: BODIES=5000 malformed requests beside a good client, 300 of each path by its schema
+	FOREDRAFT_FUZZ_BODIES=$(BODIES) FOREDRAFT_SCHEMA_EXAMPLES=300 $(BIN)/python -m pytest \
+	  tests/server/test_fuzz.py tests/server/test_schema.py --durations=2
 
 check: setup  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
