@@ -21,7 +21,7 @@ DRAFTERS := $(RESULTS)/decode-drafters.json
 PAIRS := build/pairs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak fuzz fuzz-server check bench bench-serve bench-drafters bench-plan bench-agent bench-structured bench-load certify plan-plots identity report picture sanitize clean
+.PHONY: help setup demo test soak fuzz fuzz-server check bench bench-serve bench-drafters bench-plan bench-agent bench-structured bench-load certify plan-plots identity report picture screenshots sanitize clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -166,6 +166,9 @@ report: setup  ## Write the figures of the README and of docs/drafters from benc
 
 picture: setup  ## Run the demo and draw its terminal output into docs/demo.svg
 	$(BIN)/python docs/draw_demo.py docs/demo.svg $(MODEL)
+
+screenshots: setup  ## Draw the live page into docs/screenshots, light and dark (needs chromium)
+	$(BIN)/python docs/draw_page.py docs/screenshots $(MODEL)
 
 # The interpreter itself is not built for a sanitizer, so its runtime is preloaded and its own leaks are not counted.
 SANITIZED := build/sanitize

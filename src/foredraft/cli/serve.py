@@ -120,6 +120,8 @@ def start_lines(
             f"step{policy}"
         )
     yield engine.capacity_line()
+    if settings.page:
+        yield f"page: {url}/ shows a chat and what the engine does"
     if not loaded.tokenizer.has_chat_template:
         yield "chat: the model has no chat template, so only /v1/completions works"
     if not settings.api_keys and not listen.is_local:

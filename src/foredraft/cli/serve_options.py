@@ -152,6 +152,9 @@ class AnswerOptions:
     no_prefix_caching: Annotated[
         bool, _answers("--no-prefix-caching", words="Share no pages between requests.")
     ] = False
+    no_page: Annotated[bool, _answers("--no-page", words="Serve no page at /, and no /live.")] = (
+        False
+    )
 
 
 def server_settings(
@@ -173,6 +176,7 @@ def server_settings(
         drain_seconds=limits.drain_timeout,
         pace=answers.pace,
         log_prompts=answers.log_prompts,
+        page=not answers.no_page,
     )
 
 

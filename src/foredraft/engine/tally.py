@@ -163,6 +163,11 @@ class Tally:
                 self._add_width(judged, why)
             self._add_seconds(record, policy)
 
+    def plain_seconds(self, load: Load, policy: Policy) -> float | None:
+        """What a plain step with this load takes; None: not known yet."""
+        with self.lock:
+            return self._plain.of(load, policy)
+
     def _add_width(self, judged: Judged, why: str) -> None:
         # A request that is near its end, but not so near that it mattered.
         limited = judged.limit and judged.asked < self._most

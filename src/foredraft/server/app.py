@@ -37,6 +37,7 @@ from foredraft.server.forms import ChatForm, CompletionForm
 from foredraft.server.gate import Gate
 from foredraft.server.generation import Work
 from foredraft.server.json_body import parse_body
+from foredraft.server.page.routes import add_page
 from foredraft.server.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -297,6 +298,8 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     )
     state = app.state.server = ServerState(engine, settings)
     app.include_router(router)
+    if settings.page:
+        add_page(app, state)
 
     async def told(_: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):

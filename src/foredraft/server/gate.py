@@ -12,10 +12,11 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foredraft.server.errors import APIError, fault, unavailable
+from foredraft.server.page import routes as page
 from foredraft.server.state import ServerState, logger
 
 # Whoever watches over the server has no key: these tell nothing about anybody's requests.
-OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", *page.FILES})
 LONGEST_PATH = 200
 
 

@@ -33,6 +33,7 @@ class ServerSettings:
     drain_seconds: float = 300.0  # that answers may go on after the first signal
     pace: bool = False  # one event a token, at a steady rate
     log_prompts: bool = False
+    page: bool = True  # at /, and what it shows at /live
 
     def __post_init__(self) -> None:
         if not self.model_names or not all(self.model_names):
