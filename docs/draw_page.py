@@ -1,4 +1,4 @@
-"""Draw the live page: `python docs/draw_page.py DIRECTORY MODEL`, light and dark, after two answers."""
+"""Draw the live page, light and dark: `python docs/draw_page.py DIRECTORY MODEL`."""
 
 from __future__ import annotations
 

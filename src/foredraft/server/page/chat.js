@@ -160,10 +160,10 @@ $("clear").addEventListener("click", () => {
 
 const plots = {
   speed: new Plot($("plots"), "Tokens", "tokens/s"),
-  length: new Plot($("plots"), "Mean acceptance length", "tokens a step"),
+  length: new Plot($("plots"), "Acceptance length", "tokens a step"),
   positions: new Plot($("plots"), "Acceptance by position", "share"),
   width: new Plot($("plots"), "Draft width chosen", "tokens"),
-  batch: new Plot($("plots"), "Batch: running, waiting (dashed)", "requests"),
+  batch: new Plot($("plots"), "Batch (dashed: waits)", "requests"),
   pages: new Plot($("plots"), "Pages used", "pages"),
 };
 
@@ -211,12 +211,12 @@ function draw(now) {
   plots.speed.lines([line("speed")], told(last.speed, "tokens/s"));
   plots.length.lines([line("length")], told(last.length, "tokens a step"));
   plots.width.lines([line("width")], told(last.width, "tokens"));
-  plots.batch.lines([line("running"), line("waiting")], `${last.running} running, ${last.waiting} waiting`);
+  plots.batch.lines([line("running"), line("waiting")], `${last.running} run, ${last.waiting} wait`);
   const { used, cached, free } = now.pages;
   plots.pages.lines([line("pages")], `${used} of ${used + cached + free}, ${cached} cached`);
   const { reached_per_position: reached, accepted_per_position: accepted } = now.counts;
   const shares = accepted.map((each, i) => (reached[i] ? each / reached[i] : 0));
-  plots.positions.bars(shares, shares.length ? `${short(shares[0])} at the first` : "no drafts yet");
+  plots.positions.bars(shares, shares.length ? `${short(shares[0])} at 1` : "no drafts yet");
 }
 
 function settle(now) {

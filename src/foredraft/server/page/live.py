@@ -100,6 +100,7 @@ class Watch:
         if not record.requests or time.monotonic() > self._until:
             return
         load, policy = record.load, self._engine.engine.scheduler.policy
+        most = self._engine.num_speculative_tokens
         self._last = LastStep(
             reason=policy.explain(record),
             num_requests=load.num_requests,
@@ -112,7 +113,7 @@ class Watch:
             requests=[
                 DraftedRequest(
                     asked=each.asked, drafted=each.num_rows, accepted=each.accepted,
-                    limit=each.limit,
+                    limit=each.limit if each.asked < most else "",
                 )
                 for each in record.requests
             ],
