@@ -37,7 +37,7 @@ def make_drafter(target, plain, tmp_path: Path):
     texts = [[*p, *out] for p, out in zip(PROMPTS, plain(GREEDY), strict=True)]
     small_table(tmp_path / "t.ngrams", texts[::2], target.config.vocab_size, plain=True)
     return lambda **options: CheckedTable(
-        target, str(tmp_path / "t.ngrams"), **{"ngram_table_learn": True} | options
+        target, str(tmp_path / "t.ngrams"), **{"ngram_table_min_token_prob": 0.0} | options
     )
 
 
@@ -96,7 +96,8 @@ def test_sampled_sequences_follow_the_enumerated_law(tmp_path, rule, tree):
     small = tiny_model(seed=3, vocab_size=VOCAB)
     texts = [[*PROMPT, *[(7 * i + i * i) % VOCAB for i in range(20)]]]
     small_table(tmp_path / "t.ngrams", texts, VOCAB)
-    drafter = NgramTableDrafter(small, str(tmp_path / "t.ngrams"), ngram_table_tree=tree)
+    options = {"ngram_table_tree": tree, "ngram_table_min_token_prob": 0.0}
+    drafter = NgramTableDrafter(small, str(tmp_path / "t.ngrams"), **options)
     config = {"num_speculative_tokens": 2, "rejection_sample_method": rule}
     sizes = {"max_num_seqs": 128, "max_num_batched_tokens": 512, "page_size": 8}
     llm = LLM(small, drafter=drafter, speculative_config=config, seed=2024, **sizes)

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from foredraft.core.errors import ConfigError, ModelError
+from foredraft.drafters import catalog
 from foredraft.drafters.catalog import build_drafter
 from foredraft.drafters.interface import Draft, DraftRequest
 from foredraft.drafters.ngram_table import NgramTableDrafter
+from foredraft.drafters.ngram_table_file import NgramTableFile
 from foredraft.drafters.suffix_source import most_bytes
+from foredraft.drafters.tables.built_in import TABLES, built_in_table
 from foredraft.models.load import LoadedModel
 from foredraft.testing.models import tiny_model
 from foredraft.testing.ngram_tables import small_table
@@ -40,6 +43,9 @@ def asked(tokens: Sequence[int], name: str = "r", salt: str = "", **more: int) -
     return replace(made, cache_salt=salt)
 
 
+CHAIN = {"ngram_table_tree": False, "ngram_table_min_token_prob": 0.0}
+
+
 def draft(drafter: NgramTableDrafter, tokens: Sequence[int], **more) -> Draft:
     (made,) = drafter.propose([asked(tokens, **more)])
     drafter.check_integrity()
@@ -48,7 +54,7 @@ def draft(drafter: NgramTableDrafter, tokens: Sequence[int], **more) -> Draft:
 
 
 def test_the_table_is_followed_and_says_how_sure_it_is(target, path) -> None:
-    drafter = NgramTableDrafter(target, str(path))
+    drafter = NgramTableDrafter(target, str(path), **CHAIN)
     made = draft(drafter, [20, 2, 3, 4])
     assert list(made.tokens) == [5, 6, 7, 8]
     assert list(made.parents) == [-1, 0, 1, 2]
@@ -58,12 +64,12 @@ def test_the_table_is_followed_and_says_how_sure_it_is(target, path) -> None:
 
 def test_what_the_request_says_goes_before_the_table(target, path) -> None:
     text = [30, 3, 4, 31, 32, 33, 3, 4, 31, 32, 40, 41, 3, 4]
-    made = draft(NgramTableDrafter(target, str(path)), text)
+    made = draft(NgramTableDrafter(target, str(path), **CHAIN), text)
     assert list(made.tokens)[:2] == [31, 32]
 
 
 def test_a_tree_has_siblings_the_likelier_first(target, path) -> None:
-    drafter = NgramTableDrafter(target, str(path), ngram_table_tree=True)
+    drafter = NgramTableDrafter(target, str(path))
     assert drafter.capabilities.tree
     made = draft(drafter, [1, 2, 3, 4], max_nodes=6)
     first = [t for t, parent in zip(made.tokens, made.parents, strict=True) if parent < 0]
@@ -71,9 +77,10 @@ def test_a_tree_has_siblings_the_likelier_first(target, path) -> None:
 
 
 def test_unlikely_paths_are_not_drafted(target, path) -> None:
-    long = draft(NgramTableDrafter(target, str(path)), [1, 2, 3, 4])
+    long = draft(NgramTableDrafter(target, str(path), **CHAIN), [1, 2, 3, 4])
     for least in (0.05, 0.3, 0.9):
-        drafter = NgramTableDrafter(target, str(path), ngram_table_min_token_prob=least)
+        options = CHAIN | {"ngram_table_min_token_prob": least}
+        drafter = NgramTableDrafter(target, str(path), **options)
         made = draft(drafter, [1, 2, 3, 4])
         reach, wanted = 1.0, 0
         for each in long.confidence:
@@ -83,7 +90,7 @@ def test_unlikely_paths_are_not_drafted(target, path) -> None:
 
 
 def test_a_request_grows_and_another_of_the_same_name_is_read_anew(target, path) -> None:
-    drafter = NgramTableDrafter(target, str(path))
+    drafter = NgramTableDrafter(target, str(path), ngram_table_learn=False, **CHAIN)
     tokens = [50, 51, 52, 53, 54, 50, 51]
     assert list(draft(drafter, tokens).tokens)[:2] == [52, 53]
     assert list(draft(drafter, [*tokens, 52, 53]).tokens)[:1] == [54]
@@ -93,7 +100,7 @@ def test_a_request_grows_and_another_of_the_same_name_is_read_anew(target, path)
 
 
 def test_what_one_request_said_is_learned_for_its_salt_alone(target, path) -> None:
-    drafter = NgramTableDrafter(target, str(path), ngram_table_learn=True)
+    drafter = NgramTableDrafter(target, str(path), **CHAIN)
     said = [40, 41, 42, 43, 44, 45, 46, 47, 48]
     draft(drafter, said[:2], name="first", num_prompt_tokens=2, salt="a")
     draft(drafter, said, name="first", num_prompt_tokens=2, salt="a")
@@ -106,12 +113,10 @@ def test_what_one_request_said_is_learned_for_its_salt_alone(target, path) -> No
 
 
 def test_without_learning_nothing_is_kept(target, path) -> None:
-    drafter = NgramTableDrafter(target, str(path))
+    drafter = NgramTableDrafter(target, str(path), ngram_table_learn=False)
     assert drafter.learned is None
     assert drafter.capabilities.working_bytes == drafter.table.num_bytes
-    few = NgramTableDrafter(
-        target, str(path), ngram_table_learn=True, ngram_table_max_learned_tokens=1000
-    )
+    few = NgramTableDrafter(target, str(path), ngram_table_max_learned_tokens=1000)
     more = few.capabilities.working_bytes - few.table.num_bytes
     assert more == most_bytes(1000, 1000)
 
@@ -119,7 +124,7 @@ def test_without_learning_nothing_is_kept(target, path) -> None:
 def test_the_catalog_makes_it(target, path) -> None:
     built = build_drafter("ngram_table", {"ngram_table_path": str(path)}, target)
     assert isinstance(built.drafter, NgramTableDrafter)
-    assert built.num_speculative_tokens == 4
+    assert built.num_speculative_tokens == 8
 
 
 @pytest.mark.parametrize(
@@ -153,3 +158,23 @@ def test_tables_that_do_not_fit_are_refused_or_named(target, path, tmp_path, cap
     with caplog.at_level(logging.WARNING, "foredraft"):
         NgramTableDrafter(target, str(path))
     assert "made of answers of 'small'" in caplog.text
+
+
+def test_auto_takes_it_where_a_table_comes_with_the_target(target, monkeypatch) -> None:
+    """Once it is among those that "auto" may stand for."""
+    monkeypatch.setattr(catalog, "AUTO_METHODS", ("ngram_table", *catalog.AUTO_METHODS))
+    known = replace(target, name="smollm2-135m")
+    assert catalog.resolve_method("auto", {}, known) == "ngram_table"
+    assert catalog.resolve_method("auto", {}, target) == "ngram"
+    assert catalog.resolve_method("auto", {}) == "ngram"
+    assert catalog.resolve_method("auto", {"model": "m"}, known) == "draft_model"
+    assert catalog.resolve_method("auto", {"prompt_lookup_max": 3}, known) == "ngram"
+
+
+def test_the_tables_that_come_with_the_package_can_be_read() -> None:
+    for name in TABLES:
+        path = built_in_table(name)
+        assert path is not None
+        table = NgramTableFile.open(path)
+        assert table.header.target == name
+        assert table.num_bytes < 16e6

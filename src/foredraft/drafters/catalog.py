@@ -72,12 +72,19 @@ def option_names(method: str) -> list[str]:
     return [p.name for p in _options(_factory(method))]
 
 
-def resolve_method(method: str, options: Mapping[str, Any]) -> str:
-    """`method`, or what "auto" stands for beside `options`: with a `model`, a draft model."""
+def resolve_method(method: str, options: Mapping[str, Any], target: Any | None = None) -> str:
+    """`method`, or what "auto" stands for beside `options`: with a `model`, a draft model.
+
+    A factory with a `suits` is passed over where that says no to `target`, the loaded model.
+    """
     if method != AUTO:
         return method
-    fitting = (name for name in AUTO_METHODS if options.keys() <= set(option_names(name)))
-    return next(fitting, AUTO_METHODS[0])
+    fitting = (
+        name
+        for name in AUTO_METHODS
+        if options.keys() <= set(option_names(name)) and _suits(name, target)
+    )
+    return next(fitting, AUTO_METHODS[-1])
 
 
 def build_drafter(
@@ -97,7 +104,7 @@ def build_drafter(
     imported, and an object that is no drafter.
     """
     arguments = dict(options or {})
-    method = resolve_method(method, arguments)
+    method = resolve_method(method, arguments, target)
     factory = _factory(method)
     _check_options(method, _options(factory), arguments, common_keys)
     if TARGET_PARAMETER in inspect.signature(factory).parameters:
@@ -127,6 +134,11 @@ def build_member(key: str, config: Any, target: Any | None) -> Drafter:
         return build_drafter(config["method"], options, target, ("method",)).drafter
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
+
+
+def _suits(method: str, target: Any | None) -> bool:
+    suits = getattr(_factory(method), "suits", None)
+    return suits is None or bool(suits(target))
 
 
 def _installed() -> dict[str, EntryPoint]:

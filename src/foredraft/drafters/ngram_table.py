@@ -25,7 +25,9 @@ from foredraft.models.load import LoadedModel
 
 _logger = logging.getLogger("foredraft")
 
-DEFAULT_DRAFT_LENGTH = 4
+# LOG.md, "N-gram table".
+DEFAULT_DRAFT_LENGTH = 8
+DEFAULT_LEAST = 0.08
 DEFAULT_LEARNED_TOKENS = 100_000
 MAX_LEARNED_REQUESTS = 10_000
 SHARED_TOKENS = 16  # as in `suffix`: fewer, longer visits to what other requests wrote
@@ -49,9 +51,9 @@ class NgramTableDrafter:
         target: LoadedModel,
         ngram_table_path: str | None = None,
         num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH,
-        ngram_table_tree: bool = False,
-        ngram_table_min_token_prob: float = 0.0,
-        ngram_table_learn: bool = False,
+        ngram_table_tree: bool = True,
+        ngram_table_min_token_prob: float = DEFAULT_LEAST,
+        ngram_table_learn: bool = True,
         ngram_table_max_learned_tokens: int = DEFAULT_LEARNED_TOKENS,
     ) -> None:
         """`ngram_table_path` is a table's file, made by `foredraft train ngram`; None: the one that
@@ -85,6 +87,11 @@ class NgramTableDrafter:
             num_speculative_tokens=length,
             working_bytes=remembered + self.table.num_bytes,
         )
+
+    @staticmethod
+    def suits(target: LoadedModel | None) -> bool:
+        """Whether a table comes with this target."""
+        return target is not None and built_in_table(target.name) is not None
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         return [self._draft(request) for request in requests]

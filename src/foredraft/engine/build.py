@@ -101,7 +101,7 @@ class EngineFront:
             _check_drafter(drafter, speculative_config or {})
         if tap is not None and not callable(tap):
             raise ConfigError(f"tap must be a function, got {tap!r}")
-        self.method = _method(drafter, self.speculative)
+        self.method = _method(drafter, self.speculative, self.loaded)
         self.drafter, self.num_speculative_tokens = self._make_drafter(drafter)
         budget = choose_budget(memory, kv_cache_gib, self.loaded.device)
         self.draft_working_bytes = self._working_bytes(max_num_seqs, max_num_batched_tokens)
@@ -287,11 +287,13 @@ def _guessed_draft_ratio(loaded: LoadedModel, drafter: Drafter) -> float:
     return ratio
 
 
-def _method(drafter: Drafter | None, config: SpeculativeConfig | None) -> str | None:
+def _method(
+    drafter: Drafter | None, config: SpeculativeConfig | None, loaded: LoadedModel
+) -> str | None:
     """The method in effect: what "auto" stands for, an object's class; None without speculation."""
     if drafter is not None:
         return type(drafter).__name__
-    return None if config is None else resolve_method(config.method, config.options)
+    return None if config is None else resolve_method(config.method, config.options, loaded)
 
 
 def _check_drafter(drafter: object, config: Mapping[str, Any]) -> None:

@@ -72,7 +72,7 @@ def certify(
     does not fit, naming its line and id.
     """
     config = SpeculativeConfig.from_mapping(settings.speculative_config)
-    method = resolve_method(config.method, config.options)
+    method = resolve_method(config.method, config.options, loaded)
     prompts = prompt_ids(loaded, items, settings.engine.get("max_model_len"))
     built = build_drafter(method, config.options, loaded)
     asked = config.num_speculative_tokens
