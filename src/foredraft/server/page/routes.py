@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.responses import Response
 
 from foredraft.server.page.live import Live, Watch
+from foredraft.server.replies import ErrorReply
 from foredraft.server.state import ServerState
 
 FILES = {
@@ -45,7 +47,10 @@ def add_page(app: FastAPI, state: ServerState) -> None:
         """What the engine does now."""
         return watch.live(state.settings.model_names)
 
-    router.add_api_route("/live", live, response_model=Live)
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorReply} for status in (401, 429, 500)
+    }
+    router.add_api_route("/live", live, response_model=Live, responses=errors)
     app.include_router(router)
 
 
