@@ -14,9 +14,10 @@ from foredraft.models.load import LoadedModel
 from foredraft.training.acceptance import Measuring, accuracies, measured, replay
 from foredraft.training.answers import Answers
 from foredraft.training.batches import Batch, make_batch
-from foredraft.training.begin import choose_ids, new_eagle3
+from foredraft.training.begin import choose_ids, new_eagle3, new_medusa
 from foredraft.training.draft import DraftModelStudent, new_draft, reading_of
 from foredraft.training.eagle3 import Eagle3Student
+from foredraft.training.medusa import MedusaStudent
 from foredraft.training.opening import open_student
 from foredraft.training.reduced_tokenizer import needed_ids
 from foredraft.training.student import Lesson, Objective, Student, shifted
@@ -128,17 +129,14 @@ def test_an_engine_counts_the_same_of_a_draft_model(
     _check_served(student, loaded, held_out, measuring, config)
 
 
-def _trained(loaded: LoadedModel, target: Target, answers: Answers) -> Eagle3Student:
-    """A head that has learned a little, so that some of its drafts are accepted."""
-    head = new_eagle3(loaded, fingerprint(loaded.path), None, seed=0, copied=True)
-    student = Eagle3Student(head, target, 3, Objective())
-    batch = make_batch(answers, range(24), 64, loaded.device)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
+def _teach(student: Student, answers: Answers) -> None:
+    """A little, so that some of the drafts are accepted."""
+    batch = make_batch(answers, range(24), 64, "cpu")
+    optimizer = torch.optim.AdamW(student.module.parameters(), lr=1e-2)
     for _ in range(15):
         optimizer.zero_grad()
         student.lesson(batch).loss.backward()
         optimizer.step()
-    return student
 
 
 def _check_served(
@@ -165,20 +163,31 @@ def _check_served(
     assert accepted > 0
 
 
-def test_an_engine_counts_the_same_of_an_eagle_head(
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_an_engine_counts_the_same_of_a_head(
+    method: str,
     loaded: LoadedModel,
     target: Target,
     answers: tuple[Answers, Answers],
     measuring: Measuring,
     tmp_path: Path,
 ) -> None:
-    head = _trained(loaded, target, answers[0])
-    head.save(tmp_path / "head")
-    student = open_student(tmp_path / "head", target, fingerprint(loaded.path), 3)
+    sha256 = fingerprint(loaded.path)
+    begun: Student
+    if method == "eagle3":
+        head = new_eagle3(loaded, sha256, None, seed=0, copied=True)
+        begun = Eagle3Student(head, target, 3, Objective())
+    else:
+        heads = new_medusa(loaded, sha256, None, num_heads=3, num_layers=1, shared_head=False)
+        begun = MedusaStudent(heads, target, Objective())
+    _teach(begun, answers[0])
+    begun.save(tmp_path / "head")
+    student = open_student(tmp_path / "head", target, sha256, 3)
     config = {
-        "method": "eagle3",
+        "method": method,
         "model": str(tmp_path / "head"),
         "num_speculative_tokens": 3,
+        "draft_tree": "none",
         "policy": "fixed",
     }
     _check_served(student, loaded, answers[1], measuring, config)

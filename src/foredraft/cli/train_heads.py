@@ -135,7 +135,7 @@ def medusa(
         "num_layers": num_layers,
         "own_heads": own_heads,
     }
-    course = Course("medusa", options, 1e-3, begin, {"num_speculative_tokens": num_heads}, finish)
+    course = Course("medusa", options, 1e-3, begin, {}, finish)
     train(course, model, Files(data, out, plot, json_output), training, place)
 
 
