@@ -31,8 +31,13 @@ from foredraft.core.errors import ConfigError, InvalidRequest, ModelError
 from foredraft.core.sampling import Sampler
 from foredraft.core.truncation import Truncation
 from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.eagle import EagleDrafter
 from foredraft.drafters.early_exit import EarlyExitDrafter
+from foredraft.drafters.medusa import MedusaDrafter
 from foredraft.engine import step
+from foredraft.models.heads.config import Eagle3Config, MedusaConfig
+from foredraft.models.heads.eagle3 import Eagle3
+from foredraft.models.heads.medusa import Medusa
 from foredraft.testing.drafters import (
     EmptyDrafter,
     RepeatDrafter,
@@ -118,6 +123,32 @@ def test_what_is_remembered_is_what_is_computed(pair, rule, kv_dtype):
         [base + list(remembered.sequences[0][:2])], SamplingParams(max_tokens=1, temperature=0)
     )
     assert torch.allclose(row, tap[7], atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_heads_are_told_what_is_remembered(kind, rule):
+    target = tiny_model(seed=2, kernels="native", dtype="float32", vocab_size=24, num_layers=3)
+    c = target.config
+    if kind == "eagle3":
+        sizes = (32, 48, 4, 2, 8, c.vocab_size, 20, 256, 1e-5, c.rope, 32, (0, 1, 3))
+        embedding = target.model.embed(list(range(24)))
+        head = Eagle3(Eagle3Config(*sizes), torch.arange(20), embedding)
+        drafter = EagleDrafter(head, target)
+    else:
+        rows = target.model.head_rows(torch.arange(24))
+        drafter = MedusaDrafter(Medusa(MedusaConfig(32, 24, 3), head=rows), target)
+    pair = Pair(target, drafter, 3, rule)
+    base = [3, 4, 5, 6, 7]
+    setting = Setting("heads", 0.9, width=3, length=5)
+    replay, _ = pair.remembering(base)
+    remembered = draw_remembered(replay, base, setting, 120, 7, lambda *_: None)
+    computed = draw_computed(pair, base, setting, 120, 7, lambda *_: None)
+    assert remembered.sequences == computed.sequences
+    assert remembered.accepted == computed.accepted
+    assert remembered.accepted[1] > 5
+    assert () in remembered.claims  # a first draft right behind the base
+    assert failed(law_verdicts(pair, PLAIN)) == []
 
 
 @pytest.mark.parametrize("rule", ["standard", "coupled"])

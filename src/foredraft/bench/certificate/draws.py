@@ -23,10 +23,13 @@ from foredraft.core.errors import ModelError
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.drafters.early_exit import EarlyExitDrafter
-from foredraft.drafters.interface import Draft, Drafter, DraftRequest
+from foredraft.drafters.interface import Draft, Drafter, DraftRequest, StepResult, StepRow
 from foredraft.engine.llm import LLM
 from foredraft.engine.memory import choose_cache_dtype
 from foredraft.engine.outputs import RequestOutput
+from foredraft.kernels.interface import Segment
+from foredraft.models.decoder import new_cache
+from foredraft.models.interface import FlatBatch
 from foredraft.models.load import LoadedModel
 from foredraft.testing.wrapping_drafters import WrappingDrafter
 
@@ -99,12 +102,22 @@ class Pair:
         """Whether it is near enough for every token to be the same."""
         return self.same_bits or self.target.dtype == torch.float64
 
+    def _told_of(self, base: Sequence[int]) -> Drafter:
+        """The drafter; one that reads features is told of those before `base`'s last token."""
+        if not self.drafter.capabilities.feature_layers or len(base) < 2:
+            return self.drafter
+        return _ToldOfBase(self.drafter, self.target, base)
+
+    def computing(self, base: Sequence[int]) -> Pair:
+        """The same pair for contexts that start with `base`."""
+        return replace(self, drafter=self._told_of(base))
+
     def remembering(self, base: Sequence[int]) -> tuple[Pair, RememberedModel]:
         """The same pair for contexts that start with `base`, each row computed once; the target."""
         kv_dtype = self.engine.get("kv_dtype", "auto")
         dtype = choose_cache_dtype(kv_dtype, self.target)
-        rows = RememberedModel(self.target, base, dtype)
-        drafter = self.drafter
+        drafter = self._told_of(base)
+        rows = RememberedModel(self.target, base, dtype, drafter.capabilities.feature_layers)
         if isinstance(drafter, EarlyExitDrafter):
             layer = drafter.capabilities.target_layers
             drafter = copy.copy(drafter)
@@ -134,6 +147,43 @@ class Draws:
     def tokens(self) -> Counter[int]:
         """How often each token came first."""
         return Counter(sequence[0] for sequence in self.sequences)
+
+
+class _ToldOfBase(WrappingDrafter):
+    """A drafter that is told of the target's features before a request's first draft.
+
+    A request's first row is that of its prompt's last token: the rows before it, which its sibling
+    computed, are told of here, so that drafts begin where the draws do.
+    """
+
+    def __init__(self, inner: Drafter, target: LoadedModel, base: Sequence[int]) -> None:
+        super().__init__(inner)
+        self._base = tuple(base)
+        before = len(base) - 2
+        self._row = StepRow(before, -1, self._base[before], True)
+        cache = new_cache(target.config, 1, before + 1, target.cache_dtype, target.device)
+        segment = Segment(0, before + 1, (), [0])
+        depths = inner.capabilities.feature_layers
+        batch = FlatBatch(self._base[:-1], [segment], [before], feature_layers=depths)
+        features = target.model.run(batch, cache).features
+        self._features = None if features is None else features[before:]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """... where the cache is filled up to there, if there is one."""
+        first = [
+            each
+            for each in requests
+            if len(each.tokens) == len(self._base)
+            and each.num_computed == len(self._base) - 1
+            and (each.cache is None or each.num_cached >= len(self._base) - 2)
+        ]
+        self.inner.observe(
+            [
+                StepResult(each.id, [self._row], 0, self._base[-1], features=self._features)
+                for each in first
+            ]
+        )
+        return super().propose(requests)
 
 
 class DraftWatcher(WrappingDrafter):
@@ -204,8 +254,7 @@ def draw_remembered(
         setting.width,
         watcher,
         max_model_len=len(base) + setting.length,
-        # One page for all of the prompt but its last token: completions share it, none copies it.
-        page_size=max(1, len(base) - 1),
+        page_size=_base_page(base),
         max_num_seqs=AT_ONCE,
         max_num_batched_tokens=AT_ONCE * (setting.width + 1) + len(base),
     )
@@ -224,7 +273,16 @@ def draw_computed(
     progress: Callable[[int, int], None],
 ) -> Draws:
     """The same draws end to end: every pass is computed, nothing is remembered."""
-    return _draw(pair.llm(setting.width), base, setting, count, seed, progress)
+    # Where features are read a first draft depends on what is shared: the same pages as there.
+    reads = bool(pair.drafter.capabilities.feature_layers)
+    sizes = {"page_size": _base_page(base)} if reads else {}
+    llm = pair.computing(base).llm(setting.width, **sizes)
+    return _draw(llm, base, setting, count, seed, progress)
+
+
+def _base_page(base: Sequence[int]) -> int:
+    """One page for all of the prompt but its last token: completions share it, none copies it."""
+    return max(1, len(base) - 1)
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -31,6 +31,15 @@ MOST_NODES = 32  # of the tree that missing rows are computed in
 _BYTES = 3  # of a token id in a slot
 
 
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """One row."""
+
+    logits: Tensor  # [V]
+    hidden: Tensor  # [H]
+    features: Tensor | None  # [F], where they are told
+
+
 class RememberedModel:
     """A model for contexts that start with one `base`, each row of logits computed once.
 
@@ -40,17 +49,26 @@ class RememberedModel:
     of a tree.
     """
 
-    def __init__(self, loaded: LoadedModel, base: Sequence[int], cache_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        base: Sequence[int],
+        cache_dtype: torch.dtype,
+        feature_layers: Sequence[int] = (),
+    ) -> None:
         """Compute `base`, whose last token's row is the first to be remembered.
 
-        `cache_dtype` is that of keys and values, as the engine under test has it.
+        `cache_dtype` is that of keys and values, as the engine under test has it; `feature_layers`
+        are the depths that its drafter is told of, of all rows.
         """
+        self._depths = tuple(feature_layers)
         self._model: Model = loaded.model
         self.config = loaded.model.config
         self.kernels: Kernels = loaded.model.kernels
         # As a draft model reads a padding id of the target's.
         self.base = tuple(min(token, self.config.vocab_size - 1) for token in base)
-        self._rows: OrderedDict[Suffix, tuple[Tensor, Tensor]] = OrderedDict()  # logits, hidden
+        self._rows: OrderedDict[Suffix, _Remembered] = OrderedDict()
+        self._base_features: Tensor | None = None  # [len(base), F], where they are told
         page_size = len(self.base) + MOST_NODES
         self._cache = new_cache(self.config, 1, page_size, cache_dtype, loaded.device)
         self._pass(Segment(0, len(self.base), (), [0]), self.base, [()])
@@ -58,21 +76,38 @@ class RememberedModel:
 
     def run(self, batch: FlatBatch, cache: KVCache) -> ModelOutput:
         """The remembered rows of a pass; writes the ids to the slots. See `Model.run`."""
-        suffixes = self._suffixes(batch, cache)
+        every = self._suffixes(batch, cache)
+        suffixes = _asked(every, batch.logit_rows)
+        if batch.feature_layers:
+            self._compute([suffix for suffix in every if suffix is not None])
         self._compute(suffixes)
         rows = [self._recalled(suffix) for suffix in suffixes]
+        features = self._features(batch, every) if batch.feature_layers else None
         self._forget()
-        if not rows:
-            logits, hidden = self._recalled(())
-            return ModelOutput(logits.new_empty(0, len(logits)), hidden.new_empty(0, len(hidden)))
+        first = self._recalled(())
         return ModelOutput(
-            torch.stack([logits for logits, _ in rows]), torch.stack([hidden for _, hidden in rows])
+            _stacked([each.logits for each in rows], first.logits),
+            _stacked([each.hidden for each in rows], first.hidden),
+            features,
         )
+
+    def _features(self, batch: FlatBatch, every: Sequence[Suffix | None]) -> Tensor:
+        """Of all rows; those within the base are known by their positions."""
+        if tuple(batch.feature_layers) != self._depths or self._base_features is None:
+            raise ValueError(f"only features at depths {self._depths} are remembered")
+        starts = accumulate((segment.rows for segment in batch.segments), initial=0)
+        found: list[Tensor] = []
+        for segment, start in zip(batch.segments, starts, strict=False):
+            for i in range(segment.rows):
+                suffix = every[start + i]
+                row = None if suffix is None else self._recalled(suffix).features
+                found.append(self._base_features[segment.prefix + i] if row is None else row)
+        return torch.stack(found)
 
     def logits(self, suffix: Suffix) -> Tensor:
         """`[V]` the logits after the base and `suffix`; not to be written to."""
         self._compute([suffix])
-        logits, _ = self._recalled(suffix)
+        logits = self._recalled(suffix).logits
         self._forget()
         return logits
 
@@ -92,7 +127,7 @@ class RememberedModel:
         """The model's own; see `Model.head`."""
         return self._model.head(hidden)
 
-    def _recalled(self, suffix: Suffix) -> tuple[Tensor, Tensor]:
+    def _recalled(self, suffix: Suffix) -> _Remembered:
         self._rows.move_to_end(suffix)
         return self._rows[suffix]
 
@@ -101,20 +136,16 @@ class RememberedModel:
             self._rows.popitem(last=False)
         self._rows.setdefault((), self._first)
 
-    def _suffixes(self, batch: FlatBatch, cache: KVCache) -> list[Suffix]:
-        """What stands between the base and each asked row, that row's token included."""
+    def _suffixes(self, batch: FlatBatch, cache: KVCache) -> list[Suffix | None]:
+        """What stands between the base and each row, that row's token included; None within it."""
         ids = [int(token) for token in batch.token_ids]
         committed = self._committed(batch.segments, cache)
         self._store(ids, batch.segments, cache)
-        every: list[Suffix | None] = []  # None: a row within the base
+        every: list[Suffix | None] = []
         for segment, before in zip(batch.segments, committed, strict=True):
             tokens = ids[len(every) : len(every) + segment.rows]
             every += self._of_segment(segment, tokens, before)
-        asked = range(len(ids)) if batch.logit_rows is None else batch.logit_rows
-        found = [suffix for row in asked if (suffix := every[row]) is not None]
-        if len(found) < len(asked):
-            raise ValueError("rows within the base were asked for; only its last is remembered")
-        return found
+        return every
 
     def _of_segment(
         self, segment: Segment, tokens: Sequence[int], committed: Suffix
@@ -183,9 +214,16 @@ class RememberedModel:
     def _pass(self, segment: Segment, tokens: Sequence[int], suffixes: Sequence[Suffix]) -> None:
         """Compute a segment, and remember its last rows."""
         rows = range(segment.rows - len(suffixes), segment.rows)
-        output = self._model.run(FlatBatch(tokens, [segment], rows), self._cache)
-        for suffix, logits, hidden in zip(suffixes, output.logits, output.hidden, strict=True):
-            self._rows[suffix] = (logits.clone(), hidden.clone())
+        batch = FlatBatch(tokens, [segment], rows, feature_layers=self._depths)
+        output = self._model.run(batch, self._cache)
+        if self._base_features is None:
+            self._base_features = output.features
+        told = [None] * len(suffixes) if output.features is None else output.features[rows.start :]
+        for suffix, logits, hidden, features in zip(
+            suffixes, output.logits, output.hidden, told, strict=True
+        ):
+            kept = None if features is None else features.clone()
+            self._rows[suffix] = _Remembered(logits.clone(), hidden.clone(), kept)
 
 
 class RememberedLayers(FirstLayers):
@@ -209,6 +247,18 @@ class RememberedLayers(FirstLayers):
         """
         logits = self._rows.run(batch, cache).logits
         return logits, logits.new_zeros(len(batch.token_ids), self.config.hidden_size)
+
+
+def _asked(every: Sequence[Suffix | None], rows: Sequence[int] | None) -> list[Suffix]:
+    asked = range(len(every)) if rows is None else rows
+    found = [suffix for row in asked if (suffix := every[row]) is not None]
+    if len(found) < len(asked):
+        raise ValueError("rows within the base were asked for; only its last is remembered")
+    return found
+
+
+def _stacked(rows: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(list(rows)) if rows else like.new_empty(0, len(like))
 
 
 def _slots(segment: Segment, start: int, end: int, page_size: int) -> list[tuple[int, int]]:
