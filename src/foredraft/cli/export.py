@@ -1,6 +1,6 @@
-"""`foredraft export`: a model's first layers as a draft model of their own.
+"""`foredraft export`: a model's first layers as a draft model, or a head for another engine.
 
-Knows how to say it; `models.export` writes.
+Knows how to say it; `models.export` and `models.heads.other_engines` write.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from typer import Argument, Option
 
 from foredraft.cli.console import message_console, visible
-from foredraft.cli.options import JsonFlag, ModelArgument
+from foredraft.cli.options import JsonFlag, ModelArgument, PlaceOptions
+from foredraft.core.errors import ConfigError, UserError
 
 
 class StoredDtype(StrEnum):
@@ -25,14 +26,32 @@ class StoredDtype(StrEnum):
     FLOAT32 = "float32"
 
 
+class Engine(StrEnum):
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    HF = "hf"
+
+
 def export(
     model: ModelArgument,
     directory: Annotated[
         Path, Argument(metavar="DIRECTORY", help="New or empty.", show_default=False)
     ],
     layers: Annotated[
-        int, Option(help="Layers to keep, from the first on.", metavar="N", show_default=False)
-    ],
+        int | None,
+        Option(help="Layers to keep, from the first on.", metavar="N", show_default=False),
+    ] = None,
+    head: Annotated[
+        Path | None,
+        Option(help="Instead: an EAGLE-3 head or Medusa heads of the model.", metavar="DIR"),
+    ] = None,
+    to: Annotated[
+        Engine | None,
+        Option("--to", help="Who loads the head: vllm, sglang, or hf: complete in itself."),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, Option(help="Drafts a step, of the head.", metavar="N", min=1, max=16)
+    ] = None,
     dtype: Annotated[
         StoredDtype,
         Option(
@@ -44,7 +63,12 @@ def export(
     force: Annotated[bool, Option("--force", help="Replace an earlier export.")] = False,
     json_output: JsonFlag = False,
 ) -> None:
-    """Write a model's first layers, final norm and head as a model of their own: a weak draft."""
+    """Write a model's first layers as a model of their own, or a head for another engine."""
+    if layers is None:
+        _export_head(model, directory, head, to, num_speculative_tokens, json_output)
+        return
+    if head is not None or to is not None:
+        raise ConfigError("--layers cuts a model, --head and --to export a head: give one of them")
     from foredraft.cli.download import fetch_once
     from foredraft.models.export import check_destination, export_layers
 
@@ -78,4 +102,44 @@ def export(
         f"{visible(str(written.directory))}: {written.num_layers} of {written.source_layers} "
         f"layers, {written.num_parameters:,} parameters, {written.num_bytes / 2**20:,.1f} MiB\n"
         f"draft with it: --speculative-config {shlex.quote(json.dumps(config))}\n"
+    )
+
+
+def _export_head(
+    model: str,
+    directory: Path,
+    head: Path | None,
+    to: Engine | None,
+    num_speculative_tokens: int | None,
+    json_output: bool,
+) -> None:
+    if head is None or to is None:
+        raise ConfigError(
+            "say what to export: --layers N, or --head DIR with --to vllm, sglang or hf"
+        )
+    loaded = PlaceOptions().load(model)
+    from foredraft.models.heads.other_engines import export_head
+
+    source = head / "best" if (head / "best").is_dir() else head
+    try:
+        written = export_head(source, directory, to.value, loaded, num_speculative_tokens)
+    except OSError as error:
+        raise UserError(f"cannot write {str(directory)!r}: {error.strerror}") from None
+    if json_output:
+        facts = {
+            "directory": str(written.directory),
+            "engine": written.engine,
+            "method": written.method,
+            "bytes": written.num_bytes,
+            "speculative_config": written.speculative_config,
+            "arguments": written.arguments,
+        }
+        sys.stdout.write(json.dumps(facts) + "\n")
+        return
+    config = json.dumps(written.speculative_config)
+    arguments = written.arguments or ("--speculative-config", config)
+    sys.stdout.write(
+        f"{visible(str(written.directory))}: {written.method} for {written.engine}, "
+        f"{written.num_bytes / 2**20:,.1f} MiB\n"
+        f"draft with it: {shlex.join(arguments)}\n"
     )
