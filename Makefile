@@ -111,7 +111,7 @@ bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 40 minut
 	$(MAKE) report
 
 # Each as it is and with the adaptive policy, which may draft less.
-FREE := {"method":"ngram" {"method":"suffix" {"method":"recycling" {"method":"combined" {"method":"lookahead"
+FREE := {"method":"ngram" {"method":"suffix" {"method":"ngram_table" {"method":"recycling" {"method":"combined" {"method":"lookahead"
 PAID := {"method":"early_exit","num_speculative_tokens":2 \
   {"method":"cascade","model":"$(PAIRS)/8","drafter":{"method":"suffix"},"num_speculative_tokens":4
 bench-drafters: setup  ## Measure every drafter that needs no training, by task (about 13 minutes, on a quiet machine)
@@ -160,9 +160,11 @@ plan-plots: setup  ## Draw docs/planning/*.svg: what data sheets promise
 identity: setup  ## Compare tokens and logits with plain decoding's, on all prompts
 	$(FOREDRAFT) bench identity $(MODEL) --workload $(PROMPTS) --output $(RESULTS)/identity.json
 
-report: setup  ## Write the figures of the README and of docs/drafters from benchmarks/results
-	$(BIN)/python -m foredraft.bench.report README.md $(RESULTS)
-	test ! -e $(DRAFTERS) || $(BIN)/python -m foredraft.bench.report docs/drafters/README.md $(DRAFTERS)
+HEADLINES := $(RESULTS)/decode.json $(RESULTS)/decode-peers.json $(RESULTS)/serve.json
+report: setup  ## Write the figures of the README and of docs from benchmarks/results
+	$(BIN)/python -m foredraft.bench.report README.md $(HEADLINES)
+	$(BIN)/python -m foredraft.bench.report docs/figures.md $(RESULTS)
+	test ! -e $(DRAFTERS) || $(BIN)/python -m foredraft.bench.report --by-task docs/drafters/README.md $(DRAFTERS)
 
 picture: setup  ## Run the demo and draw its terminal output into docs/demo.svg
 	$(BIN)/python docs/draw_demo.py docs/demo.svg $(MODEL)

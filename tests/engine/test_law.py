@@ -41,6 +41,16 @@ def enumerate_law(model, temperature, length=LENGTH, prompt=PROMPT):
     return law
 
 
+def sampled(llm, runs, params):
+    """How often each continuation came, `[V ** LENGTH]`, and how many tokens were drafted."""
+    observed = [0] * VOCAB**LENGTH
+    drafted = 0
+    for output in llm.generate([PROMPT] * runs, params):
+        observed[sum(t * VOCAB**i for i, t in enumerate(reversed(output.token_ids)))] += 1
+        drafted += output.metrics.speculative_decoding.num_draft_tokens
+    return observed, drafted
+
+
 def skewed_law(context):
     weights = torch.arange(1, VOCAB + 1, dtype=torch.float64).roll(int(context[-1]) + len(context))
     return weights / weights.sum()

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from foredraft import LLM, RequestOptions, SamplingParams
+from foredraft import RequestOptions, SamplingParams
 from foredraft.drafters.ngram_table import NgramTableDrafter
 from foredraft.testing.models import tiny_model
 from foredraft.testing.ngram_tables import small_table
 
 from .conftest import GREEDY, PROMPTS, SEEDED
-from .test_law import LENGTH, PROMPT, VOCAB, chi_square, enumerate_law
+from .test_law import PROMPT, VOCAB, chi_square, enumerate_law, sampled
 from .test_preemption import gib, watch_preemptions
+from .test_rules import SAMPLED, speculating
 
 BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "coupled"])
 SHAPES = pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
@@ -98,17 +99,9 @@ def test_sampled_sequences_follow_the_enumerated_law(tmp_path, rule, tree):
     small_table(tmp_path / "t.ngrams", texts, VOCAB)
     options = {"ngram_table_tree": tree, "ngram_table_min_token_prob": 0.0}
     drafter = NgramTableDrafter(small, str(tmp_path / "t.ngrams"), **options)
-    config = {"num_speculative_tokens": 2, "rejection_sample_method": rule}
-    sizes = {"max_num_seqs": 128, "max_num_batched_tokens": 512, "page_size": 8}
-    llm = LLM(small, drafter=drafter, speculative_config=config, seed=2024, **sizes)
-    params = SamplingParams(temperature=0.8, max_tokens=LENGTH, ignore_eos=True)
-    observed = [0] * VOCAB**LENGTH
-    drafted = 0
-    for output in llm.generate([PROMPT] * 2500, params):
-        observed[sum(t * VOCAB**i for i, t in enumerate(reversed(output.token_ids)))] += 1
-        drafted += output.metrics.speculative_decoding.num_draft_tokens
+    observed, drafted = sampled(speculating(small, drafter, rule, 2), 2500, SAMPLED)
     assert drafted > 2500
-    assert chi_square(observed, enumerate_law(small, 0.8)) >= 1e-3
+    assert chi_square(observed, enumerate_law(small, SAMPLED.temperature)) >= 1e-3
 
 
 def test_tenants_are_not_mixed(make_llm, make_drafter):

@@ -13,7 +13,7 @@ from foredraft.drafters.suffix import SuffixDrafter
 from foredraft.testing.models import tiny_model
 
 from .conftest import GREEDY, PROMPTS, SEEDED
-from .test_law import LENGTH, PROMPT, VOCAB, chi_square, enumerate_law
+from .test_law import LENGTH, VOCAB, chi_square, enumerate_law, sampled
 from .test_preemption import gib, watch_preemptions
 
 BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "coupled"])
@@ -113,11 +113,7 @@ def test_sampled_sequences_follow_the_enumerated_law(rule, tree):
     sizes = {"max_num_seqs": 128, "max_num_batched_tokens": 512, "page_size": 8}
     llm = LLM(small, drafter=drafter, speculative_config=config, seed=2024, **sizes)
     params = SamplingParams(temperature=0.8, max_tokens=LENGTH, ignore_eos=True)
-    observed = [0] * VOCAB**LENGTH
-    drafted = 0
-    for output in llm.generate([PROMPT] * 2500, params):
-        observed[sum(t * VOCAB**i for i, t in enumerate(reversed(output.token_ids)))] += 1
-        drafted += output.metrics.speculative_decoding.num_draft_tokens
+    observed, drafted = sampled(llm, 2500, params)
     assert drafted > 2500
     assert chi_square(observed, enumerate_law(small, 0.8)) >= 1e-3
 
