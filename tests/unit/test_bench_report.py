@@ -28,14 +28,14 @@ def test_the_page_between_the_markers_is_replaced_and_the_rest_kept(tmp_path: Pa
     (results / "decode.json").write_text(json.dumps(DECODE))
     page = tmp_path / "README.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    assert update(page, results) is True
+    assert update(page, figures(results)) is True
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "| plain | 50.0 | 1.00x |" in text
     assert "a CPU, 2 cores" in text
     assert "old" not in text
-    assert update(page, results) is False
+    assert update(page, figures(results)) is False
 
 
 KERNELS = {
@@ -76,16 +76,20 @@ def test_a_page_without_markers_and_an_unknown_kind_are_errors(tmp_path: Path) -
     page = tmp_path / "README.md"
     page.write_text("no markers")
     with pytest.raises(ValueError, match="lacks the markers"):
-        update(page, tmp_path)
+        update(page, "shown")
     (tmp_path / "x.json").write_text('{"kind": "guess"}')
     with pytest.raises(ValueError, match="guess"):
         figures(tmp_path)
 
 
-def test_the_readme_shows_what_the_result_files_say() -> None:
-    text = Path("README.md").read_text(encoding="utf-8")
+HEADLINES = ("decode.json", "decode-peers.json", "serve.json")
+
+
+@pytest.mark.parametrize(("page", "names"), [("README.md", HEADLINES), ("docs/figures.md", ("",))])
+def test_the_pages_show_what_the_result_files_say(page: str, names: tuple[str, ...]) -> None:
+    text = Path(page).read_text(encoding="utf-8")
     shown = text.partition(BEGIN)[2].partition(END)[0].strip()
-    assert shown == figures(Path("benchmarks/results"))
+    assert shown == figures(*(Path("benchmarks/results", name) for name in names))
 
 
 RATIO = {"p25": 1.0, "p50": 1.25, "p75": 1.5}

@@ -1,15 +1,16 @@
-"""The README's table of measured figures, written from the result files and from nothing else.
+"""Pages of measured figures, written from the result files and from nothing else.
 
-`python -m foredraft.bench.report README.md benchmarks/results`, and of the drafters' page, from one
-result: `... docs/drafters/README.md benchmarks/results/decode-drafters.json`. Knows the form of
-results; knows nothing of measuring.
+`python -m foredraft.bench.report docs/figures.md benchmarks/results` shows a folder, files named
+instead are shown alone, and `--by-task` shows one result as the drafters' page does. Knows the form
+of results; knows nothing of measuring.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foredraft.bench.drafters_page import drafters_page
@@ -22,11 +23,12 @@ END = "<!-- figures: end -->"
 ROWS_SHOWN = (1, 4, 256)
 
 
-def figures(results: Path) -> str:
-    """Markdown for all result files of a folder, by kind. Raises ValueError for an unknown kind."""
-    loaded = [
-        json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))
-    ]
+def figures(*results: Path) -> str:
+    """Markdown for result files, and those of folders, by kind. Raises ValueError for an unknown
+    kind.
+    """
+    files = (sorted(path.glob("*.json")) if path.is_dir() else [path] for path in results)
+    loaded = [json.loads(path.read_text(encoding="utf-8")) for each in files for path in each]
     for result in loaded:
         if result.get("kind") not in SECTIONS:
             raise ValueError(
@@ -38,25 +40,16 @@ def figures(results: Path) -> str:
         for result in loaded
         if result["kind"] == kind
     ]
-    return (
-        "\n\n".join(sections)
-        if sections
-        else "No results yet: run `make bench` and `make identity`."
-    )
+    return "\n\n".join(sections) if sections else "No results yet: run `make bench`."
 
 
-def update(page: Path, results: Path) -> bool:
-    """Rewrite a page between its markers, with all results of a folder or the drafters of one
-    result; True if it changed. ValueError if it has none.
-    """
+def update(page: Path, shown: str) -> bool:
+    """Rewrite a page between its markers; True if it changed. ValueError if it has none."""
     text = page.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} lacks the markers {BEGIN} and {END}")
-    shown = (
-        figures(results) if results.is_dir() else drafters_page(json.loads(results.read_bytes()))
-    )
     new = f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}"
     page.write_text(new, encoding="utf-8")
     return new != text
@@ -279,13 +272,19 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
 }
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Update one page; says what it did on stderr."""
-    if len(sys.argv) != 3:
-        sys.stderr.write("usage: python -m foredraft.bench.report PAGE.md RESULTS\n")
-        return 2
-    changed = update(Path(sys.argv[1]), Path(sys.argv[2]))
-    sys.stderr.write(f"{sys.argv[1]} {'updated' if changed else 'is up to date'}\n")
+    parser = argparse.ArgumentParser(prog="python -m foredraft.bench.report")
+    parser.add_argument("page", type=Path)
+    parser.add_argument("results", type=Path, nargs="+", help="result files, or folders of them")
+    parser.add_argument("--by-task", action="store_true", help="one result, as drafters by task")
+    options = parser.parse_args(arguments)
+    if options.by_task:
+        shown = drafters_page(json.loads(options.results[0].read_bytes()))
+    else:
+        shown = figures(*options.results)
+    changed = update(options.page, shown)
+    sys.stderr.write(f"{options.page} {'updated' if changed else 'is up to date'}\n")
     return 0
 
 
