@@ -85,7 +85,7 @@ check: setup  ## ruff, mypy, import-linter
 	$(BIN)/lint-imports
 
 DECODE := $(FOREDRAFT) bench decode $(MODEL) --workload $(PROMPTS) --dtype bfloat16
-bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet machine), then the README's table
+bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet machine), then the pages of figures
 	$(FOREDRAFT) bench kernels --output $(RESULTS)/kernels.json
 	$(DECODE) --limit-per-task 6 --peer transformers --output $(RESULTS)/decode-peers.json
 	$(DECODE) --speculative-config '{"method":"ngram","num_speculative_tokens":5}' \

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.bench.report import BEGIN, END, figures, update
+from foredraft.bench.report import BEGIN, END, figures, main, update
 
 RUN = {
     "label": "plain", "peer": None, "tokens_per_second": 50.0, "speedup": 1.0,
@@ -143,7 +143,7 @@ def test_drafters_have_a_page_with_a_table_a_task(tmp_path: Path) -> None:
     result.write_text(json.dumps({**DECODE, "runs": [plain, run]}))
     page = tmp_path / "README.md"
     page.write_text(f"{BEGIN}\n{END}")
-    assert update(page, result) is True
+    assert main([str(page), "--by-task", str(result)]) == 0
     text = page.read_text()
     line = "| suffix, K=4, adaptive, x=1 | 99.0 | 1.80x | 2.50 | 75% | 50% | - | - | 0.12 | 6.00 |"
     assert line in text
