@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from foredraft.bench.intervals import bootstrap_interval, spread
@@ -51,6 +53,30 @@ def test_speedup_is_emitted_tokens_over_step_cost() -> None:
     assert figures["speedup"] == pytest.approx(
         figures["mean_emitted_tokens"] / figures["mean_step_cost"]
     )
+
+
+def test_speeds_are_compared_at_equal_pace_of_the_machine() -> None:
+    fast, slow = Run("plain"), Run("suffix", {"method": "suffix"})
+    for prompt in TASKS:  # the machine takes twice as long for anything beside the second run
+        sample = Sample((1, 2), tokens=2, seconds=2.0, steps=2, reference_seconds=1.0)
+        fast.add(prompt, sample)
+        slow.add(prompt, replace(sample, seconds=3.0, reference_seconds=2.0))
+    figures = summarise(slow, fast, TASKS)
+    assert figures["speedup"] == pytest.approx(2.0 / 1.5)
+    assert figures["mean_step_cost"] == pytest.approx(1.5 / 2.0)
+    assert figures["per_task"]["edit"]["speedup"] == pytest.approx(2.0 / 1.5)
+    assert figures["tokens_per_second"] == pytest.approx(4 / 6.0)  # as it was
+    assert figures["reference_ms"] == pytest.approx(2000.0)
+
+
+def test_a_run_without_reference_passes_is_compared_as_it_was() -> None:
+    plain = Run("plain")
+    for prompt in TASKS:
+        plain.add(prompt, Sample((1, 2), tokens=2, seconds=1.0, steps=2, reference_seconds=1.0))
+    peer = Run("peer", peer="other")
+    for prompt in TASKS:
+        peer.add(prompt, Sample((1, 2), tokens=2, seconds=2.0, steps=2))
+    assert summarise(peer, plain, TASKS)["speedup"] == pytest.approx(0.5)
 
 
 def test_a_steps_time_is_stated_by_its_parts() -> None:

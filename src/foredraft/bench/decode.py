@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from foredraft.bench.pace import Reference
 from foredraft.bench.peers import Peer
 from foredraft.bench.prompts import first_turn_ids, lengthened
 from foredraft.bench.provenance import provenance, usable_cores
@@ -83,7 +84,9 @@ def label_of(method: str | None, config: Mapping[str, Any] | None) -> str:
     return " ".join([method, *(f"{key}={v}" for key, v in config.items() if key != "method")])
 
 
-def sample_of(output: RequestOutput, part_seconds: Mapping[str, float]) -> Sample:
+def sample_of(
+    output: RequestOutput, part_seconds: Mapping[str, float], reference_seconds: float | None = None
+) -> Sample:
     """The counts and seconds of a finished request; `part_seconds` say where its steps' went."""
     metrics: RequestMetrics = output.metrics
     speculation = metrics.speculative_decoding
@@ -99,6 +102,7 @@ def sample_of(output: RequestOutput, part_seconds: Mapping[str, float]) -> Sampl
         accepted_by_position=tuple(rate * drafts for rate in speculation.acceptance_by_position),
         part_seconds=part_seconds,
         from_draft=tuple(origin is Origin.ACCEPTED for origin in output.outputs[0].origins),
+        reference_seconds=reference_seconds,
     )
 
 
@@ -206,9 +210,7 @@ def _measure(
     configs: list[Mapping[str, Any] | None] = [None, *settings.configs]
     engines = _engines(loaded, prompts, settings)
     runs = [Run(label_of(llm.method, c), c) for llm, c in zip(engines, configs, strict=True)]
-    params = SamplingParams(
-        max_tokens=settings.max_tokens, temperature=0.0, ignore_eos=settings.ignore_eos
-    )
+    clock = _Clock(loaded, settings)
     total, done = len(prompts) * settings.repeats, 0
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(_start(name, loaded, settings)) for name in settings.peers]
@@ -221,14 +223,7 @@ def _measure(
                 limit.measure()
                 forward = (repeat + number) % 2 == 0
                 for engine, run in pairs if forward else reversed(pairs):
-                    before = asdict(engine.engine.seconds)
-                    try:
-                        output = engine.generate([list(ids)], params)[0]
-                    except InvalidRequest as error:
-                        raise InvalidRequest(f"prompt {prompt_id!r}: {error}") from None
-                    after = asdict(engine.engine.seconds)
-                    spent = {part: after[part] - before[part] for part in after}
-                    run.add(prompt_id, sample_of(output, spent))
+                    run.add(prompt_id, clock.sample(engine, prompt_id, ids))
                 for peer in peers:
                     for dtype, answer in peer.generate(ids).items():
                         label = f"{peer.name} {dtype}"
@@ -237,6 +232,28 @@ def _measure(
                 done += 1
                 progress("decode", done, total)
     return [*runs, *peer_runs.values()]
+
+
+class _Clock:
+    """Times generations, with a reference pass of one row between them."""
+
+    def __init__(self, loaded: LoadedModel, settings: DecodeSettings) -> None:
+        self._reference = Reference(loaded, rows=(1,))
+        self._params = SamplingParams(
+            max_tokens=settings.max_tokens, temperature=0.0, ignore_eos=settings.ignore_eos
+        )
+
+    def sample(self, engine: LLM, prompt_id: str, ids: Sequence[int]) -> Sample:
+        """Generate once. Raises InvalidRequest that names the prompt."""
+        pace = self._reference.seconds()
+        before = asdict(engine.engine.seconds)
+        try:
+            output = engine.generate([list(ids)], self._params)[0]
+        except InvalidRequest as error:
+            raise InvalidRequest(f"prompt {prompt_id!r}: {error}") from None
+        after = asdict(engine.engine.seconds)
+        spent = {part: after[part] - before[part] for part in after}
+        return sample_of(output, spent, (pace + self._reference.seconds()) / 2)
 
 
 def _engines(

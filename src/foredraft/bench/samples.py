@@ -31,6 +31,8 @@ class Sample:
     accepted_by_position: tuple[float, ...] = ()  # drafts whose first i + 1 tokens were accepted
     part_seconds: Mapping[str, float] = field(default_factory=dict)  # drafter, target, rest
     from_draft: tuple[bool, ...] = ()  # of each token: it was an accepted draft token
+    # Seconds of a reference pass of one row, before and after: how fast the machine was just then.
+    reference_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -50,16 +52,48 @@ def _seconds(samples: Sequence[Sample]) -> float:
     return median(sample.seconds for sample in samples)
 
 
+def _at_equal_pace(samples: Sequence[Sample], usual: float | None) -> float:
+    """Seconds, had the machine been as fast as `usual` all the time (seconds of a reference pass);
+    as they were where nobody knows.
+    """
+    return median(
+        sample.seconds * usual / sample.reference_seconds
+        if usual and sample.reference_seconds
+        else sample.seconds
+        for sample in samples
+    )
+
+
+def _common_pace(run: Run, plain: Run) -> float | None:
+    """Seconds of a reference pass at which two runs are compared: what is usual beside `plain`.
+    None unless both were measured beside such passes.
+    """
+    return None if _usual(run) is None else _usual(plain)
+
+
+def _usual(run: Run) -> float | None:
+    every = [sample.reference_seconds for each in run.samples.values() for sample in each]
+    known = [seconds for seconds in every if seconds is not None]
+    return median(known) if known else None
+
+
 def _rate(pairs: Sequence[Pair]) -> float:
     """Tokens per second of `(tokens, seconds)` pairs together."""
     seconds = sum(pair[1] for pair in pairs)
     return sum(pair[0] for pair in pairs) / seconds if seconds > 0 else 0.0
 
 
-def _cost(samples: Mapping[str, Sequence[Sample]]) -> float:
-    """Seconds of a mean step."""
-    steps = sum(each[0].steps for each in samples.values())
-    return sum(map(_seconds, samples.values())) / steps if steps else 0.0
+def _cost(run: Run, ids: Sequence[str], usual: float | None) -> float:
+    """Seconds of a mean step at the `usual` pace, over the prompts `ids`."""
+    steps = sum(run.samples[key][0].steps for key in ids)
+    seconds = sum(_at_equal_pace(run.samples[key], usual) for key in ids)
+    return seconds / steps if steps else 0.0
+
+
+def _step_cost(run: Run, plain: Run, ids: Sequence[str]) -> float | None:
+    """Of a mean step, in plain ones, at equal pace."""
+    usual = _common_pace(run, plain)
+    return _ratio(_cost(run, ids, usual), _cost(plain, ids, usual))
 
 
 def _by_stretch(samples: Sequence[Sample]) -> list[float]:
@@ -96,12 +130,15 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 
 
 def _speedup(run: Run, plain: Run, ids: Sequence[str]) -> dict[str, Any]:
-    """Ratio of the rates over the prompts `ids`, and its 95% interval over prompts."""
-    pairs = [
-        ((run.samples[key][0].tokens, _seconds(run.samples[key])),
-         (plain.samples[key][0].tokens, _seconds(plain.samples[key])))
-        for key in ids
-    ]  # fmt: skip
+    """Ratio of the rates over the prompts `ids`, at equal pace of the machine where both were
+    measured beside reference passes, and its 95% interval over prompts.
+    """
+    usual = _common_pace(run, plain)
+
+    def pair(samples: Sequence[Sample]) -> Pair:
+        return samples[0].tokens, _at_equal_pace(samples, usual)
+
+    pairs = [(pair(run.samples[key]), pair(plain.samples[key])) for key in ids]
 
     def ratio(drawn: Sequence[tuple[Pair, Pair]]) -> float:
         base = _rate([theirs for _, theirs in drawn])
@@ -142,7 +179,8 @@ def summarise(run: Run, plain: Run, tasks: Mapping[str, str]) -> dict[str, Any]:
         ),
         "acceptance_by_position": _by_position(everything),
         "identical_to_plain": identical(run, plain),
-        "mean_step_cost": _ratio(_cost(run.samples), _cost(plain.samples)),
+        "mean_step_cost": _step_cost(run, plain, list(run.samples)),
+        "reference_ms": None if (usual := _usual(run)) is None else 1e3 * usual,
         "tokens_per_step_by_stretch": _by_stretch(everything),
         "step_ms": _step_ms(everything),
         "per_task": per_task,
@@ -158,10 +196,7 @@ def _task_figures(run: Run, plain: Run, ids: Sequence[str]) -> dict[str, Any]:
         **_speedup(run, plain, ids),
         "mean_acceptance_length": _acceptance_length(samples),
         "acceptance_by_position": _by_position(samples),
-        "mean_step_cost": _ratio(
-            _cost({key: run.samples[key] for key in ids}),
-            _cost({key: plain.samples[key] for key in ids}),
-        ),
+        "mean_step_cost": _step_cost(run, plain, ids),
         "step_ms": _step_ms(samples),
     }
 

@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from foredraft.bench.pace import Reference
 from foredraft.bench.provenance import provenance
 from foredraft.bench.serve.arrivals import Prompt
 from foredraft.bench.serve.engines import EngineServer, Variant, variants
-from foredraft.bench.serve.pace import Reference
 from foredraft.bench.serve.prompts import of_texts, of_tokens
 from foredraft.bench.serve.remote import RemoteServer
 from foredraft.bench.serve.results import comparisons, points

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from foredraft.bench.pace import Pace, mean
 from foredraft.bench.serve.arrivals import Prompt, Source, poisson
-from foredraft.bench.serve.pace import Pace, mean
 from foredraft.bench.serve.steps import Counters, LoggedStep, StepCosts, StepCounts
 from foredraft.bench.serve.traces import Figures, Window, figures
 from foredraft.bench.serve.traffic import (

@@ -54,10 +54,14 @@ def mean(paces: Sequence[Pace]) -> Pace:
 class Reference:
     """The reference passes of a model."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, rows: Sequence[int] = ROWS) -> None:
         context = min(CONTEXT, loaded.config.max_position_embeddings - 1)
         with torch.inference_mode():
-            self._passes = [RepeatedPass(loaded, 1, context, requests) for requests in ROWS]
+            self._passes = [RepeatedPass(loaded, 1, context, requests) for requests in rows]
+
+    def seconds(self) -> float:
+        """Of the first of the passes alone, now."""
+        return self.pace().seconds[0]
 
     @torch.inference_mode()
     def pace(self) -> Pace:
