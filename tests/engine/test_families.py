@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from foredraft.drafters.eagle import EagleDrafter
 from foredraft.drafters.early_exit import EarlyExitDrafter
+from foredraft.drafters.medusa import MedusaDrafter
 from foredraft.kernels.catalog import native_available
 from foredraft.models.config import ModelConfig
 from foredraft.models.load import LoadedModel
@@ -16,6 +18,8 @@ from foredraft.testing.drafters import LiarDrafter, OracleDrafter, TreeDrafter, 
 from foredraft.testing.models import assemble, random_weights, tiny_config
 
 from .conftest import GREEDY, PROMPTS, SEEDED
+from .eagle_rig import new_head
+from .test_medusa import new_heads
 
 # Windows shorter than prompts and outputs, so that keys fall out of sight within a draft.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -69,3 +73,17 @@ def test_a_pass_that_goes_on_from_an_early_exit_changes_nothing(make_llm, family
         drafter = EarlyExitDrafter(model, exit_layer=layer)
         outputs = make_llm(drafter, 3, model, prefill_chunk_size=5).generate(PROMPTS, SEEDED)
         assert [list(output.token_ids) for output in outputs] == plain
+
+
+@pytest.mark.parametrize(("kernels", "dtype"), KERNELS[-1:])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_read_the_hidden_states_of_every_family(make_llm, family, kernels, dtype):
+    model = model_of(family, kernels, dtype)
+    plain = [list(make_llm(model=model).generate([p], SEEDED)[0].token_ids) for p in PROMPTS]
+    for drafter in (
+        EagleDrafter(new_head(model, range(2, 32)), model, draft_tree="top_k"),
+        MedusaDrafter(new_heads(model), model),
+    ):
+        outputs = make_llm(drafter, 3, model, prefill_chunk_size=5).generate(PROMPTS, SEEDED)
+        assert [list(output.token_ids) for output in outputs] == plain
+        assert sum(o.metrics.speculative_decoding.num_draft_tokens for o in outputs) > 0

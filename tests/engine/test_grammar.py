@@ -22,10 +22,12 @@ from foredraft import (
 from foredraft.drafters.cascade import CascadeDrafter
 from foredraft.drafters.combined import CombinedDrafter
 from foredraft.drafters.draft_model import DraftModelDrafter
+from foredraft.drafters.eagle import EagleDrafter
 from foredraft.drafters.early_exit import EarlyExitDrafter
 from foredraft.drafters.grammar import GrammarDrafter
 from foredraft.drafters.interface import Drafter
 from foredraft.drafters.lookahead import LookaheadDrafter
+from foredraft.drafters.medusa import MedusaDrafter
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine.submission import RequestFactory
 from foredraft.models.load import LoadedModel
@@ -40,7 +42,9 @@ from foredraft.testing import (
 from foredraft.testing.models import EOS_ID
 
 from .conftest import PROMPTS
+from .eagle_rig import new_head
 from .test_boundaries import check_counts, same
+from .test_medusa import new_heads
 from .test_preemption import gib, watch_preemptions
 
 PROMPT = PROMPTS[1]
@@ -55,6 +59,11 @@ DRAFTERS: dict[str, Callable[[LoadedModel], Drafter]] = {
     "drawn tree": lambda target: DraftModelDrafter(target, target, draft_tree="sampled"),
     "likeliest tree": lambda target: DraftModelDrafter(target, target, draft_tree="top_k"),
     "early exit": EarlyExitDrafter,
+    "eagle": lambda target: EagleDrafter(new_head(target, range(1, 32)), target),
+    "eagle tree": lambda target: EagleDrafter(
+        new_head(target, range(1, 32)), target, draft_tree="top_k"
+    ),
+    "medusa": lambda target: MedusaDrafter(new_heads(target), target),
     "cascade": lambda target: CascadeDrafter(target, RepeatDrafter(3), target),
     "combined": CombinedDrafter,
     "merged": lambda target: CombinedDrafter(target, combine="merge"),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
@@ -190,6 +191,9 @@ class EngineLife(RuleBasedStateMachine):
     """One engine, from its first request to the last."""
 
     found = 0  # tokens found computed, in all lives
+    target = TARGET
+    routing: Any = Routing
+    kinds: ClassVar[Mapping[str, str]] = {}  # what is drafted with in another kind's place
 
     @initialize(
         page_size=st.sampled_from([1, 3, 4]),
@@ -212,12 +216,12 @@ class EngineLife(RuleBasedStateMachine):
         pages = -(-(LONGEST + spare) // page_size)
         room = pages * page_size * sum(shape.bytes_per_position for shape in shapes)
         # Made anew, so that a life replayed draws the same seeds for requests without one.
-        self.solo = LLM(TARGET, seed=5, kv_cache_gib=0.01, enable_prefix_caching=False)
-        self.drafter = Routing()
+        self.solo = LLM(self.target, seed=5, kv_cache_gib=0.01, enable_prefix_caching=False)
+        self.drafter = self.routing()
         self.llm = LLM(
-            TARGET, drafter=self.drafter, seed=5, page_size=page_size, kv_cache_gib=room / 2**30,
-            max_num_seqs=most, max_num_batched_tokens=max(most, 12), prefill_chunk_size=chunk,
-            enable_prefix_caching=caching,
+            self.target, drafter=self.drafter, seed=5, page_size=page_size,
+            kv_cache_gib=room / 2**30, max_num_seqs=most, max_num_batched_tokens=max(most, 12),
+            prefill_chunk_size=chunk, enable_prefix_caching=caching,
         )  # fmt: skip
         self.engine = self.llm.engine
         self.engine.scheduler.policy = Widths(script)
@@ -241,7 +245,8 @@ class EngineLife(RuleBasedStateMachine):
         params = replace(params, min_tokens=min(min_tokens, params.max_tokens or 0))
         solo = self.solo.generate([prompt], params)[0]
         group = self.llm._make(prompt, params, RequestOptions(cache_salt=salt))
-        for request, kind, alone in zip(group.requests, kinds, solo.outputs, strict=False):
+        for request, drawn, alone in zip(group.requests, kinds, solo.outputs, strict=False):
+            kind = self.kinds.get(drawn, drawn)
             oracle = OracleDrafter({tuple(prompt): list(alone.token_ids)})
             chosen = self.drafter.shared.get(kind) or scripted(kind, oracle)
             self.drafter.by_id[request.id] = chosen
@@ -311,7 +316,7 @@ class EngineLife(RuleBasedStateMachine):
             steps += 1
             assert steps < 5000, "the engine makes no progress"
         assert self.engine.scheduler.pages_in_use == 0
-        EngineLife.found += self.engine.scheduler.prefix_hit_tokens
+        type(self).found += self.engine.scheduler.prefix_hit_tokens
         self.engine.reset_prefix_cache()
         assert self.engine.pool.num_free == self.engine.pool.num_pages
         assert self.drafter.is_empty()
