@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from foredraft.cli.option_groups import option_groups
-from foredraft.cli.options import JsonFlag, ModelArgument, PlaceOptions
-from foredraft.cli.train_options import (
-    DataOption,
-    OutOption,
-    PlotOption,
-    TrainingOptions,
-    VocabularyOption,
-)
+from foredraft.cli.options import ModelArgument, PlaceOptions
+from foredraft.cli.train_options import DataOption, OutOption, ResultOptions, TrainingOptions
 from foredraft.cli.train_run import Course, Files, Source, train
 
 if TYPE_CHECKING:
@@ -36,18 +30,16 @@ def eagle3(
     model: ModelArgument,
     data: DataOption,
     out: OutOption,
-    draft_vocab_size: VocabularyOption = None,
     num_speculative_tokens: Annotated[
         int, Option(help="Steps of training-time test.", metavar="N", min=1, max=16)
     ] = 4,
     from_scratch: Annotated[
         bool, Option("--from-scratch", help="No copy of the target's last layer to begin with.")
     ] = False,
-    plot: PlotOption = None,
-    json_output: JsonFlag = False,
     *,
     training: TrainingOptions,
     place: PlaceOptions,
+    results: ResultOptions,
 ) -> None:
     """Train an EAGLE-3 head: one layer that reads the target's hidden states."""
 
@@ -58,7 +50,7 @@ def eagle3(
         head = new_eagle3(
             source.target.loaded,
             source.sha256,
-            _ids(source, draft_vocab_size),
+            _ids(source, training),
             seed=training.seed,
             copied=not from_scratch,
         )
@@ -67,13 +59,12 @@ def eagle3(
         )
 
     options = {
-        "draft_vocab_size": draft_vocab_size,
         "num_speculative_tokens": num_speculative_tokens,
         "from_scratch": from_scratch,
     }
     config = {"num_speculative_tokens": num_speculative_tokens}
     course = Course("eagle3", options, 1e-3, begin, config)
-    train(course, model, Files(data, out, plot, json_output), training, place)
+    train(course, model, Files(data, out, results), training, place)
 
 
 @option_groups
@@ -81,7 +72,6 @@ def medusa(
     model: ModelArgument,
     data: DataOption,
     out: OutOption,
-    draft_vocab_size: VocabularyOption = None,
     num_heads: Annotated[
         int, Option(help="Positions guessed ahead.", metavar="N", min=1, max=16)
     ] = 4,
@@ -92,11 +82,10 @@ def medusa(
         bool,
         Option("--own-heads", help="Each with a vocabulary head of its own, as the paper's."),
     ] = False,
-    plot: PlotOption = None,
-    json_output: JsonFlag = False,
     *,
     training: TrainingOptions,
     place: PlaceOptions,
+    results: ResultOptions,
 ) -> None:
     """Train Medusa heads: each guesses one position ahead from the last hidden state."""
 
@@ -107,7 +96,7 @@ def medusa(
         heads = new_medusa(
             source.target.loaded,
             source.sha256,
-            _ids(source, draft_vocab_size),
+            _ids(source, training),
             num_heads=num_heads,
             num_layers=num_layers,
             shared_head=not own_heads,
@@ -130,13 +119,12 @@ def medusa(
         student.save(best)
 
     options = {
-        "draft_vocab_size": draft_vocab_size,
         "num_heads": num_heads,
         "num_layers": num_layers,
         "own_heads": own_heads,
     }
     course = Course("medusa", options, 1e-3, begin, {}, finish)
-    train(course, model, Files(data, out, plot, json_output), training, place)
+    train(course, model, Files(data, out, results), training, place)
 
 
 @option_groups
@@ -147,15 +135,13 @@ def draft(
     layers: Annotated[
         int, Option(help="Of the target's, the first and the last.", metavar="N", min=1)
     ] = 4,
-    draft_vocab_size: VocabularyOption = None,
     num_speculative_tokens: Annotated[
         int, Option(help="Drafts that acceptance is measured at.", metavar="N", min=1, max=16)
     ] = 4,
-    plot: PlotOption = None,
-    json_output: JsonFlag = False,
     *,
     training: TrainingOptions,
     place: PlaceOptions,
+    results: ResultOptions,
 ) -> None:
     """Train a draft model: a few of the target's layers, over fewer tokens."""
 
@@ -164,8 +150,10 @@ def draft(
         from foredraft.training.reduced_tokenizer import needed_ids
 
         loaded = source.target.loaded
-        needed = needed_ids(loaded.tokenizer) if draft_vocab_size is not None else frozenset()
-        decoder, tokenizer = new_draft(loaded, _ids(source, draft_vocab_size, needed), layers)
+        needed = (
+            needed_ids(loaded.tokenizer) if training.draft_vocab_size is not None else frozenset()
+        )
+        decoder, tokenizer = new_draft(loaded, _ids(source, training, needed), layers)
         reading = reading_of(loaded, decoder, tokenizer)
         return DraftModelStudent(
             decoder.to(loaded.device),
@@ -178,20 +166,22 @@ def draft(
 
     options = {
         "layers": layers,
-        "draft_vocab_size": draft_vocab_size,
         "num_speculative_tokens": num_speculative_tokens,
     }
     config: dict[str, Any] = {"num_speculative_tokens": num_speculative_tokens}
-    if draft_vocab_size is not None:
+    if training.draft_vocab_size is not None:
         config["draft_vocabulary"] = "shared"
     course = Course("draft_model", options, 3e-4, begin, config)
-    train(course, model, Files(data, out, plot, json_output), training, place)
+    train(course, model, Files(data, out, results), training, place)
 
 
-def _ids(source: Source, size: int | None, needed: frozenset[int] = frozenset()) -> Tensor | None:
+def _ids(
+    source: Source, training: TrainingOptions, needed: frozenset[int] = frozenset()
+) -> Tensor | None:
     """The ids to draft; what ends an answer is always among them."""
     from foredraft.training.begin import choose_ids
 
     loaded = source.target.loaded
     always = {*needed, *loaded.eos_ids}
+    size = training.draft_vocab_size
     return choose_ids(source.training, size, loaded.config.vocab_size, always)

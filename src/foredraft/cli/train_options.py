@@ -5,13 +5,14 @@ Knows option names; imports neither torch nor the training room until an option 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from foredraft.cli.options import JsonFlag
 from foredraft.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,13 +33,6 @@ OutOption = Annotated[
         show_default=False,
     ),
 ]
-VocabularyOption = Annotated[
-    int | None,
-    Option(help="Tokens that can be drafted: those said most. (default: all)", metavar="N", min=2),
-]
-PlotOption = Annotated[
-    Path | None, Option(help="Draw loss and acceptance into a PNG at the end.", metavar="FILE")
-]
 
 
 class LossChoice(StrEnum):
@@ -58,12 +52,26 @@ def _option(words: str, *names: str, value: str = "N", **more: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
-    """The fields of `Settings` and `Objective`."""
+class ResultOptions:
+    """What a run shows."""
 
+    plot: Annotated[
+        Path | None, Option(help="Draw loss and acceptance into a PNG at the end.", metavar="FILE")
+    ] = None
+    json_output: JsonFlag = False
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What a student drafts, and the fields of `Settings` and `Objective`."""
+
+    draft_vocab_size: Annotated[
+        int | None,
+        _option("Tokens that can be drafted: those said most. (default: all)", min=2),
+    ] = None
     epochs: Annotated[float, _option("How often every answer is learned from.", value="X")] = 3.0
     steps: Annotated[int | None, _option("Instead of epochs.", min=1)] = None
-    batch_tokens: Annotated[int, _option("Tokens of a step, padding counted.", min=2)] = 4096
+    batch_tokens: Annotated[int, _option("Tokens of a step, padding counted.", min=2)] = 2048
     max_length: Annotated[int, _option("Tokens of a sequence that are read.", min=3)] = 1024
     learning_rate: Annotated[
         float | None, _option("The highest. (default: the student's own)", value="X")
@@ -101,22 +109,11 @@ class TrainingOptions:
         from foredraft.training.loop import Settings
 
         self._check()
-        rate = learning_rate if self.learning_rate is None else self.learning_rate
-        return Settings(
-            epochs=self.epochs,
-            steps=self.steps,
-            batch_tokens=self.batch_tokens,
-            max_length=self.max_length,
-            learning_rate=rate,
-            warmup=self.warmup,
-            weight_decay=self.weight_decay,
-            clip=self.clip,
-            seed=self.seed,
-            evaluate_every=self.evaluate_every,
-            checkpoint_every=self.checkpoint_every,
-            evaluation_answers=self.evaluation_answers,
-            patience=self.patience,
-        )
+        names = {each.name for each in fields(self)} & {each.name for each in fields(Settings)}
+        values = {name: getattr(self, name) for name in names}
+        if self.learning_rate is None:
+            values["learning_rate"] = learning_rate
+        return Settings(**values)
 
     def objective(self) -> Objective:
         from foredraft.training.student import Objective

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from foredraft.cli.console import message_console, output_console, separator, visible
 from foredraft.cli.options import PlaceOptions
 from foredraft.cli.plots import PNG, check_plot, write_plot
-from foredraft.cli.train_options import TrainingOptions
+from foredraft.cli.train_options import ResultOptions, TrainingOptions
 from foredraft.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ class Files:
 
     data: Path
     out: Path
-    plot: Path | None
-    json_output: bool
+    results: ResultOptions
 
 
 def train(
@@ -65,7 +64,7 @@ def train(
 ) -> None:
     """Train, show how it goes, and say how to draft with the result."""
     settings, objective = training.settings(course.learning_rate), training.objective()
-    check_plot(files.plot, PNG)
+    check_plot(files.results.plot, PNG)
     loaded = place.load(model)
     import torch
 
@@ -84,6 +83,7 @@ def train(
         "answers": {"training": len(answers), "held_out": len(held_out)},
         **asdict(settings),
         **asdict(objective),
+        "draft_vocab_size": training.draft_vocab_size,
         **course.options,
         "versions": answers.manifest.versions,
     }
@@ -93,7 +93,7 @@ def train(
     student.module.to(loaded.device)
     measuring = Measuring(settings.max_length, settings.batch_tokens, loaded.device, loaded.eos_ids)
     try:
-        with _shown(files.json_output) as report:
+        with _shown(files.results.json_output) as report:
             loop = Loop(student, (answers, held_out), settings, directory, measuring)
             loop.run(report)
         course.finish(directory.best, source, held_out, measuring)
@@ -153,7 +153,7 @@ def _conclude(course: Course, files: Files, records: list[dict[str, Any]]) -> No
     best = max(measured, key=lambda each: float(each["mean_acceptance_length"]))
     path = files.out / "best"
     config = {"method": course.method, "model": str(path), **course.config}
-    if files.json_output:
+    if files.results.json_output:
         result = {"best": best, "directory": str(path), "speculative_config": config}
         sys.stdout.write(f"{json.dumps(result)}\n")
     else:
@@ -167,7 +167,9 @@ def _conclude(course: Course, files: Files, records: list[dict[str, Any]]) -> No
             f"{separator(output_console()).join(parts)}\n{visible(str(path))}\n"
             f"draft with it: --speculative-config {shlex.quote(json.dumps(config))}\n"
         )
-    if files.plot is not None:
+    if files.results.plot is not None:
         from foredraft.training.plot import training_png
 
-        write_plot(files.plot, lambda _: training_png(records, f"{course.method}, {files.out}"))
+        write_plot(
+            files.results.plot, lambda _: training_png(records, f"{course.method}, {files.out}")
+        )

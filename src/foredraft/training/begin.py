@@ -20,6 +20,17 @@ from foredraft.models.load import LoadedModel, open_files
 from foredraft.models.weights import Reader
 from foredraft.training.answers import Answers
 
+_AS_THE_TARGET = (
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope",
+)
 _NOISE = 0.02  # standard deviation of what has nothing to begin from
 
 
@@ -77,16 +88,8 @@ def new_eagle3(
     """
     target, weights = loaded.config, StoredWeights(loaded)
     config = Eagle3Config(
-        hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        vocab_size=target.vocab_size,
+        **{name: getattr(target, name) for name in _AS_THE_TARGET},
         draft_vocab_size=target.vocab_size if ids is None else len(ids),
-        max_position_embeddings=target.max_position_embeddings,
-        rms_norm_eps=target.rms_norm_eps,
-        rope=target.rope,
         target_hidden_size=target.hidden_size,
         target_sha256=sha256,
     )

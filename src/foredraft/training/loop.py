@@ -33,7 +33,7 @@ class Settings:
 
     epochs: float = 3.0  # how often every answer is learned from
     steps: int | None = None  # instead of epochs
-    batch_tokens: int = 4096  # of a step, padding counted
+    batch_tokens: int = 2048  # of a step, padding counted
     max_length: int = 1024  # tokens of a sequence; what is behind is left out
     learning_rate: float = 1e-3  # the highest
     warmup: float = 0.04  # share of the steps in which it rises
