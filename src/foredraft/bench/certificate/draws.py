@@ -275,7 +275,7 @@ def draw_computed(
     """The same draws end to end: every pass is computed, nothing is remembered."""
     # Where features are read a first draft depends on what is shared: the same pages as there.
     reads = bool(pair.drafter.capabilities.feature_layers)
-    sizes = {"page_size": _base_page(base)} if reads else {}
+    sizes: dict[str, Any] = {"page_size": _base_page(base)} if reads else {}
     llm = pair.computing(base).llm(setting.width, **sizes)
     return _draw(llm, base, setting, count, seed, progress)
 
