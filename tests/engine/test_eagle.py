@@ -73,7 +73,7 @@ def check_empty(llm: LLM) -> None:
 
 @BOTH
 @KIND
-@pytest.mark.parametrize("width", [1, 3, 6])
+@pytest.mark.parametrize("width", [2, 6])
 def test_it_changes_nothing(alone, params, kind, width):
     llm = eagle_llm(width, **TREES[kind])
     outputs = llm.generate(PROMPTS, params)
@@ -271,7 +271,7 @@ def test_sampled_sequences_follow_the_enumerated_law(kind, rule):
                     rule=rule, **TREES[kind])  # fmt: skip
     params = replace(SEEDED, seed=None, temperature=0.8, max_tokens=LENGTH)
     observed = [0] * VOCAB**LENGTH
-    for output in llm.generate([PROMPT] * 1200, params):
+    for output in llm.generate([PROMPT] * 800, params):
         index = 0
         for token in output.token_ids:
             index = index * VOCAB + token

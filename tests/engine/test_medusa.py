@@ -100,7 +100,7 @@ def reference(tokens):
 
 @BOTH
 @KIND
-@pytest.mark.parametrize("width", [1, 3, 6])
+@pytest.mark.parametrize("width", [2, 6])
 def test_it_changes_nothing(plain, params, kind, width):
     llm = medusa_llm(width, prefill_chunk_size=4, **KINDS[kind])
     outputs = llm.generate(PROMPTS, params)
@@ -155,7 +155,7 @@ def test_sampled_sequences_follow_the_enumerated_law(kind):
                      page_size=8, rule="standard", **KINDS[kind])  # fmt: skip
     params = replace(SEEDED, seed=None, temperature=0.8, max_tokens=LENGTH)
     observed = [0] * VOCAB**LENGTH
-    for output in llm.generate([PROMPT] * 1200, params):
+    for output in llm.generate([PROMPT] * 800, params):
         index = 0
         for token in output.token_ids:
             index = index * VOCAB + token
