@@ -5,6 +5,7 @@ module in torch makes: the engine's have to be these.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -20,7 +21,8 @@ from foredraft.models.interface import FlatBatch
 from foredraft.models.load import LoadedModel
 from foredraft.testing.models import tiny_model
 
-from .conftest import GREEDY, PROMPTS
+from .conftest import GREEDY, PROMPTS, SEEDED
+from .test_law import LENGTH, PROMPT, VOCAB, chi_square, enumerate_law
 
 LAYERS = (0, 1, 2)
 NUM_STEPS = 120
@@ -124,3 +126,15 @@ def eagle_llm(width: int = 4, pair=None, drafter=None, **options) -> LLM:
         speculative_config=config,
         **({"seed": 5, "page_size": 4} | options),
     )
+
+
+def check_law(llm: LLM, target: LoadedModel) -> None:
+    """What is sampled follows the target's enumerated law."""
+    params = replace(SEEDED, seed=None, temperature=0.8, max_tokens=LENGTH)
+    observed = [0] * VOCAB**LENGTH
+    for output in llm.generate([PROMPT] * 800, params):
+        index = 0
+        for token in output.token_ids:
+            index = index * VOCAB + token
+        observed[index] += 1
+    assert chi_square(observed, enumerate_law(target, 0.8)) >= 1e-3

@@ -25,9 +25,9 @@ from foredraft.testing.drafters import RecordingDrafter
 from foredraft.testing.models import tiny_model, write_tiny_checkpoint
 
 from .conftest import GREEDY, PROMPTS, SEEDED
-from .eagle_rig import LAYERS, eagle_llm, features_of, new_head, reference_draft, trained
+from .eagle_rig import LAYERS, check_law, eagle_llm, features_of, new_head, reference_draft, trained
 from .pair_rig import ids
-from .test_law import LENGTH, PROMPT, VOCAB, chi_square, enumerate_law
+from .test_law import VOCAB
 
 BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "coupled"])
 TREES = {
@@ -269,14 +269,7 @@ def test_sampled_sequences_follow_the_enumerated_law(kind, rule):
     head = new_head(small, range(1, VOCAB), seed=8)
     llm = eagle_llm(2, (small, head), max_num_seqs=128, max_num_batched_tokens=512, page_size=8,
                     rule=rule, **TREES[kind])  # fmt: skip
-    params = replace(SEEDED, seed=None, temperature=0.8, max_tokens=LENGTH)
-    observed = [0] * VOCAB**LENGTH
-    for output in llm.generate([PROMPT] * 800, params):
-        index = 0
-        for token in output.token_ids:
-            index = index * VOCAB + token
-        observed[index] += 1
-    assert chi_square(observed, enumerate_law(small, 0.8)) >= 1e-3
+    check_law(llm, small)
 
 
 def test_stated_laws_are_those_that_tokens_were_drawn_from():
