@@ -272,6 +272,8 @@ def called(**fields: Any) -> dict[str, Any]:
         ({"role": "assistant", "tool_calls": []}, "messages.1.tool_calls"),
         (called(arguments="{"), "messages.1.tool_calls.0.function.arguments"),
         (called(arguments="[1]"), "messages.1.tool_calls.0.function.arguments"),
+        (called(arguments='{"a": NaN}'), "messages.1.tool_calls.0.function.arguments"),
+        (called(arguments='{"a": [-Infinity]}'), "messages.1.tool_calls.0.function.arguments"),
         (called(arguments={}), "messages.1.tool_calls.0.function.arguments"),
         (called(name="a b"), "messages.1.tool_calls.0.function.name"),
         ({"role": "function", "content": "x"}, "messages.1.role"),
