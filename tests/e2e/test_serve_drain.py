@@ -53,17 +53,33 @@ def events(data: bytes) -> list[Any]:
 
 @contextmanager
 def half_sent(said: dict[str, Any], body: str) -> Iterator[socket.socket]:
-    """A request on its way: a server that drains waits for it, so the drain lasts."""
+    """A request on its way, whose body does not come."""
     parts = urlsplit(said["url"])
     address = (str(parts.hostname), int(parts.port or 0))
     with socket.create_connection(address, timeout=PATIENCE) as sock:
-        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body[:10].encode())
         # What is asked later is answered later: the request has arrived.
         connection = connect(said)
         connection.request("GET", "/v1/models")
         connection.getresponse().read()
+        yield sock
+
+
+@contextmanager
+def unread(said: dict[str, Any]) -> Iterator[socket.socket]:
+    """A long answer that nobody reads yet: the drain lasts until it is read."""
+    parts = urlsplit(said["url"])
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(PATIENCE)
+        sock.connect((str(parts.hostname), int(parts.port or 0)))
+        body = fields(240, n=4, stream=True, logprobs=5, return_token_ids=True)
+        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        sock.sendall((head + body).encode())
+        assert sock.recv(12) == b"HTTP/1.1 200"
         yield sock
 
 
@@ -76,7 +92,11 @@ def read_all(sock: socket.socket) -> bytes:
 
 def test_under_load_running_answers_finish_and_new_ones_are_refused(tiny: Path) -> None:
     arguments = (tiny, "--served-model-name", "tiny", "--method", "ngram", "--max-num-seqs", "4")
-    with served(*arguments) as (process, said), half_sent(said, fields(20)) as sock:
+    with (
+        served(*arguments) as (process, said),
+        half_sent(said, fields(20)) as half,
+        unread(said) as long,
+    ):
         kept, whole = connect(said), connect(said)
         kept.request("GET", "/ready")
         assert kept.getresponse().read()
@@ -99,9 +119,9 @@ def test_under_load_running_answers_finish_and_new_ones_are_refused(tiny: Path) 
         assert answer.status == 200
         texts = [json.loads(answer.read())["choices"][0]["text"]]
         texts += ["".join(c["text"] for each in one for c in each["choices"]) for one in told]
-        # What had begun to arrive is answered, too.
-        sock.sendall(fields(20)[10:].encode())
-        assert b"200 OK" in read_all(sock).splitlines()[0]
+        # Nobody waits for what has only begun to arrive; what is read slowly is read to its end.
+        assert_refused(read_all(half))
+        assert DONE in read_all(long)
         assert process.wait(PATIENCE) == 0
         assert process.stderr is not None
         said_last = process.stderr.read()
@@ -109,6 +129,13 @@ def test_under_load_running_answers_finish_and_new_ones_are_refused(tiny: Path) 
     assert set(texts) == {LLM(tiny).generate("ab ab ab", params)[0].text}
     assert "Traceback" not in said_last
     assert " ERROR " not in said_last
+
+
+def assert_refused(answer: bytes) -> None:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.splitlines()[0] == b"HTTP/1.1 503 Service Unavailable"
+    assert b"retry-after: 5" in head.splitlines()
+    assert json.loads(body)["error"]["code"] == "unavailable"
 
 
 def until_draining(connection: HTTPConnection) -> None:
@@ -120,6 +147,14 @@ def until_draining(connection: HTTPConnection) -> None:
         answer.read()
         status = answer.status
     assert status == 503
+
+
+def test_a_body_that_does_not_come_delays_no_drain(tiny: Path) -> None:
+    """Nothing else is open: the server has no reason to wait for its client's 30 seconds."""
+    with served(tiny, "--no-speculation") as (process, said), half_sent(said, fields()) as sock:
+        process.send_signal(signal.SIGTERM)
+        assert_refused(read_all(sock))
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("signals", [1, 2], ids=["the drain's limit", "a second signal"])
@@ -138,7 +173,7 @@ def test_what_ends_early_says_so(signals: int, tiny: Path) -> None:
         answer = whole.getresponse()
         assert answer.status == 503
         assert "error" in json.loads(answer.read())
-        assert read_all(sock) == b""
+        assert_refused(read_all(sock))
         assert process.wait(PATIENCE) == 0
         assert process.stderr is not None
         said_last = process.stderr.read()

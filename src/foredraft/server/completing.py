@@ -63,8 +63,8 @@ async def complete(
 
 
 def _named(error: BaseException, request: SamplingFields) -> BaseException:
-    """`error` by the field that the client gave: a response format is a structured output, and so are
-    calls of tools.
+    """`error` by the field that the client gave: a response format is a structured output, and so
+    are calls of tools.
     """
     words = str(error)
     if isinstance(error, InvalidRequest) and words.startswith(STRUCTURED):

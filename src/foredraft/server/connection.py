@@ -14,7 +14,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from foredraft.server.errors import APIError
+from foredraft.server.errors import APIError, unavailable
 
 JSON = b"application/json"
 
@@ -74,6 +74,16 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
         self._watch()
 
+    def drain(self) -> None:
+        """Refuse a request whose body is not all here, and close: it would keep others waiting."""
+        cycle = self.cycle
+        if cycle is None or not cycle.more_body or self.transport.is_closing():
+            return
+        if self.conn.our_state is h11.SEND_RESPONSE and not cycle.response_started:
+            self._refuse(unavailable("the server is shutting down and waits for no body"))
+        self.transport.close()
+        self._watch()
+
     def _watch(self) -> None:
         """Let time run where this connection keeps the server waiting, stop it where not."""
         if not self._keeps_waiting():
@@ -113,6 +123,8 @@ class BoundedConnection(H11Protocol):
         body = json.dumps(error.body()).encode()
         length = str(len(body)).encode()
         headers = [(b"content-type", JSON), (b"content-length", length), (b"connection", b"close")]
+        for name, value in (error.headers or {}).items():
+            headers.append((name.lower().encode(), value.encode()))
         reason = HTTPStatus(error.status_code).phrase.encode()
         start = h11.Response(status_code=error.status_code, headers=headers, reason=reason)
         for event in (start, h11.Data(data=body), h11.EndOfMessage()):

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from foredraft.core.errors import ConfigError
-from foredraft.server.connection import connections
+from foredraft.server.connection import BoundedConnection, connections
 from foredraft.server.state import ServerState, logger
 
 CLOSE_SECONDS = 10.0  # for a step that hangs when the server ends
@@ -82,6 +82,9 @@ class DrainingServer(uvicorn.Server):
         deadline = self.state.drain_deadline
         if deadline is None or ends:
             return ends
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedConnection):
+                connection.drain()
         if self.state.num_http and time.monotonic() >= deadline:
             logger.warning("%d requests are open still and are ended", self.state.num_http)
             await self._end_answers()
