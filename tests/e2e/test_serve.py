@@ -136,6 +136,7 @@ def test_a_file_with_a_mistake_is_told_by_one_line(
         (["--request-timeout", "-1"], "request_seconds"),
         (["--api-key", "a b"], "API key"),
         (["--cors-origin", "example.org"], "CORS"),
+        (["--allowed-host", "example.org:80"], "allowed host"),
         (["--host", "256.256.256.256"], "cannot listen"),
     ],
 )

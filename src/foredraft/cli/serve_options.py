@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from foredraft.server.settings import ServerSettings
 
 PANEL_LISTEN, PANEL_LIMITS, PANEL_ANSWERS = "Where and for whom", "Limits", "Answers"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MEBIBYTE = 1 << 20
 
 
@@ -66,6 +65,10 @@ class ListenOptions:
         list[str] | None,
         _listen(words="A web page that may ask; may be repeated. (default: none)", value="ORIGIN"),
     ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        _listen(words="A proxy's name for this server; may be repeated.", value="NAME"),
+    ] = None
     ssl_certfile: Annotated[
         Path | None, _listen(words="Serve HTTPS with this certificate.", value="FILE")
     ] = None
@@ -100,7 +103,19 @@ class ListenOptions:
     @property
     def is_local(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.host in LOOPBACK
+        from foredraft.server.hosts import is_loopback
+
+        return is_loopback(self.host)
+
+    def hosts(self, keys: Sequence[str]) -> tuple[str, ...]:
+        """What requests may call this server; none: anything. Without keys a server of this machine
+        alone answers to this machine's names.
+        """
+        from foredraft.server.hosts import LOOPBACK
+
+        if self.allowed_host is None and (keys or not self.is_local):
+            return ()
+        return (*LOOPBACK, self.host, *(self.allowed_host or ()))
 
 
 def read_keys(path: Path) -> list[str]:
@@ -166,9 +181,11 @@ def server_settings(
     size = limits.max_body_size
     if not 0 < size < 2**20:
         raise ConfigError(f"--max-body-size must be a number of MiB above 0, got {size:g}")
+    keys = tuple(listen.keys())
     return ServerSettings(
         model_names=tuple(listen.served_model_name or (name,)),
-        api_keys=tuple(listen.keys()),
+        api_keys=keys,
+        allowed_hosts=listen.hosts(keys),
         cors_origins=tuple(listen.cors_origin or ()),
         max_body_bytes=max(1, int(size * MEBIBYTE)),
         max_prompt_tokens=limits.max_prompt_tokens,

@@ -25,6 +25,10 @@ _WAIT = {
     "schema": {"type": "integer", "minimum": 1},
 }
 _BEARER = "bearer"
+_MISDIRECTED = {
+    "description": "Misdirected Request",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}},
+}
 
 
 def errors(*statuses: int) -> Responses:
@@ -78,6 +82,8 @@ def _amend(found: dict[str, Any], settings: ServerSettings) -> None:
         parts["securitySchemes"] = {_BEARER: {"type": "http", "scheme": "bearer"}}
     for path in found["paths"].values():
         for operation in path.values():
+            if settings.allowed_hosts:
+                operation["responses"]["421"] = _MISDIRECTED
             operation["responses"].pop("422", None)
             for each in operation.get("parameters", ()):
                 if each["name"] == "model":

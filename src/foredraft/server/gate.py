@@ -1,4 +1,4 @@
-"""Stands before every route: keys, limits, and an answer whatever breaks behind it.
+"""Stands before every route: hosts, keys, limits, and an answer whatever breaks behind it.
 
 Knows ASGI messages; knows no route's fields. It is plain ASGI, so that a client that leaves is seen
 by whoever streams to it.
@@ -41,6 +41,7 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         state = self._state
         try:
+            state.hosts.check(scope["headers"])
             if scope["path"] in OPEN_PATHS:  # and they are answered however many ask
                 await self._app(scope, receive, answer.send)
                 return

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from foredraft.core.errors import ConfigError
+from foredraft.server.hosts import is_name
 
 MEBIBYTE = 1 << 20
 
@@ -23,6 +24,7 @@ class ServerSettings:
     model_names: tuple[str, ...]  # what requests may call the model; the first is told to clients
     api_keys: tuple[str, ...] = ()  # none: everybody may ask
     cors_origins: tuple[str, ...] = ()  # web pages that may ask from a browser; none: no page
+    allowed_hosts: tuple[str, ...] = ()  # names that requests may be addressed to; none: any
     max_body_bytes: int = 4 * MEBIBYTE
     max_prompt_tokens: int | None = None  # below the context's length, which is always a limit
     max_prompts: int = 64  # in one request for completions
@@ -50,6 +52,12 @@ class ServerSettings:
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError("an API key must be printable ASCII without spaces")
+        for host in self.allowed_hosts:
+            if not is_name(host):
+                raise ConfigError(
+                    f"an allowed host is a name or an address without a port, such as example.org; "
+                    f"got {host!r}"
+                )
         for origin in self.cors_origins:
             if origin != "*" and "://" not in origin:
                 raise ConfigError(

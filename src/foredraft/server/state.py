@@ -21,6 +21,7 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.grammar.compiler import compiler_of
 from foredraft.server.auth import KeyRing
 from foredraft.server.errors import APIError, queue_full, too_long
+from foredraft.server.hosts import AllowedHosts
 from foredraft.server.observing import ServerMetrics
 from foredraft.server.settings import ServerSettings
 from foredraft.server.tools.formats import format_of
@@ -39,6 +40,7 @@ class ServerState:
         self.engine = engine
         self.settings = settings
         self.keys = KeyRing(settings.api_keys)
+        self.hosts = AllowedHosts(settings.allowed_hosts)
         self.metrics = ServerMetrics(engine.metrics.registry, engine.metrics.labels)
         loaded = engine.loaded
         self.grammars = compiler_of(loaded.tokenizer, loaded.config.vocab_size)  # the engine's own
