@@ -160,13 +160,11 @@ def test_tables_that_do_not_fit_are_refused_or_named(target, path, tmp_path, cap
     assert "made of answers of 'small'" in caplog.text
 
 
-def test_auto_takes_it_where_a_table_comes_with_the_target(target, monkeypatch) -> None:
-    """Once it is among those that "auto" may stand for."""
-    monkeypatch.setattr(catalog, "AUTO_METHODS", ("ngram_table", *catalog.AUTO_METHODS))
+def test_auto_takes_it_where_a_table_comes_with_the_target(target) -> None:
     known = replace(target, name="smollm2-135m")
     assert catalog.resolve_method("auto", {}, known) == "ngram_table"
-    assert catalog.resolve_method("auto", {}, target) == "ngram"
-    assert catalog.resolve_method("auto", {}) == "ngram"
+    assert catalog.resolve_method("auto", {}, target) == "suffix"
+    assert catalog.resolve_method("auto", {}) == "suffix"
     assert catalog.resolve_method("auto", {"model": "m"}, known) == "draft_model"
     assert catalog.resolve_method("auto", {"prompt_lookup_max": 3}, known) == "ngram"
 

@@ -42,7 +42,7 @@ def serve(
     """Serve a model over HTTP as OpenAI's API does."""
     listen.check()
     settings = server_settings(model, listen, limits, answers)
-    how = speculation.config()
+    how = under_policy(speculation.config())
     loaded = runtime.load(model)
     from foredraft import AsyncEngine
     from foredraft.cli.download import fetch_draft
@@ -68,6 +68,16 @@ def serve(
         _log_to_stderr()
         _tell_start(url, engine, settings, listen, json_output)
         serve_until_signal(server, sock)
+
+
+def under_policy(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Where the method is left to us and nothing is said of lengths, what is drafted is what pays:
+    a server meets one request now and thirty then.
+    """
+    said = ("policy", "num_speculative_tokens_per_batch_size")
+    if config is None or config.get("method") != "auto" or any(key in config for key in said):
+        return config
+    return {**config, "policy": "adaptive"}
 
 
 def _log_to_stderr() -> None:

@@ -33,7 +33,7 @@ BUILT_IN: Mapping[str, str] = {
     "recycling": "foredraft.drafters.recycling:RecyclingDrafter",
 }
 AUTO = "auto"  # the best at hand for the model: the first of these that takes the options given
-AUTO_METHODS = ("ngram", "draft_model")
+AUTO_METHODS = ("ngram_table", "suffix", "ngram", "draft_model")
 ENTRY_POINT_GROUP = "foredraft.drafters"
 DEFAULT_DRAFT_LENGTH = 4  # where neither the config nor the drafter says
 TARGET_PARAMETER = "target"  # a constructor that names it gets the target model
