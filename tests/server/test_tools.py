@@ -14,6 +14,7 @@ from openai import BadRequestError
 
 from foredraft import AsyncEngine
 from foredraft.core.acceptance import Origin
+from foredraft.drafters.draft_model import DraftModelDrafter
 from foredraft.engine.outputs import CompletionOutput, RequestOutput, StreamDelta
 from foredraft.testing.drafters import LiarDrafter, OracleDrafter
 
@@ -300,3 +301,20 @@ def test_a_conversation_goes_on_after_calls(calling: Running) -> None:
             )  # fmt: skip
             assert found.usage is not None
             assert found.usage.completion_tokens > 0
+
+
+def test_a_drafter_is_held_to_a_call_as_its_target_is() -> None:
+    """Reported fault 50, with tools: the target drafts for itself; were its drafts not masked as it
+    is, they would be refused.
+    """
+    model = byte_model("hermes")
+    engine = AsyncEngine(model, drafter=DraftModelDrafter(model, model))
+    with serving(engine) as server, server.openai() as client:
+        answer = client.chat.completions.create(
+            **CHAT, tool_choice=NAMED, temperature=1.0, extra_body={"ignore_eos": False}
+        )
+        told = (answer.model_extra or {})["metrics"]["speculative_decoding"]
+    asyncio.run(engine.close())
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert told["num_draft_tokens"] > 20
+    assert told["num_accepted_draft_tokens"] >= told["num_draft_tokens"] - 5  # cut by the end

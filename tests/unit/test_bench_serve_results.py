@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from foredraft.bench.pace import Pace
 from foredraft.bench.serve.arrivals import Job, Prompt
 from foredraft.bench.serve.engines import variants
-from foredraft.bench.pace import Pace
 from foredraft.bench.serve.plot import draw
 from foredraft.bench.serve.remote import RemoteServer, TokenCounter
 from foredraft.bench.serve.results import comparisons, points

@@ -148,8 +148,8 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def open_files(path: Path) -> tuple[ModelConfig, Mapping[str, Tensor], Tokenizer]:
-    """Config, weights by Hugging Face's names, read when asked for, and tokenizer of a model's file or
-    directory. Raises ModelError for files that cannot be used.
+    """Config, weights by Hugging Face's names, read when asked for, and tokenizer of a model's file
+    or directory. Raises ModelError for files that cannot be used.
     """
     if path.is_file():
         file = GGUFFile(path)
