@@ -84,16 +84,23 @@ check: setup  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What `auto` chooses among, and what costs passes, under the policy that must not let it lose.
+SETTLED := {"method":"ngram" {"method":"suffix" {"method":"ngram_table" {"method":"ngram_table","policy":"adaptive"
+UNTRAINED := {"method":"lookahead","policy":"adaptive" {"method":"early_exit","num_speculative_tokens":2,"policy":"adaptive" \
+  {"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":2,"policy":"adaptive" \
+  {"method":"cascade","model":"$(PAIRS)/8","drafter":{"method":"suffix"},"num_speculative_tokens":4,"policy":"adaptive"
 DECODE := $(FOREDRAFT) bench decode $(MODEL) --workload $(PROMPTS) --dtype bfloat16
 bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet machine), then the pages of figures
 	$(FOREDRAFT) bench kernels --output $(RESULTS)/kernels.json
 	$(DECODE) --limit-per-task 6 --peer transformers --output $(RESULTS)/decode-peers.json
 	$(DECODE) --speculative-config '{"method":"ngram","num_speculative_tokens":5}' \
 	  --speculative-config '{"method":"ngram","num_speculative_tokens":8}' --output $(RESULTS)/decode.json
+	$(FOREDRAFT) export $(MODEL) $(PAIRS)/8 --layers 8 --force
+	$(DECODE) --limit-per-task 4 --repeats 2 --max-tokens 96 \
+	  $(foreach config,$(SETTLED) $(UNTRAINED),--speculative-config '$(config)}') --output $(RESULTS)/decode-auto.json
 	for length in 512 2000 4000; do $(DECODE) --limit-per-task 1 --max-tokens 64 --ignore-eos --prompt-tokens $$length \
 	  --speculative-config '{"method":"ngram","num_speculative_tokens":4}' \
 	  --output $(RESULTS)/decode-context-$$length.json || exit 1; done
-	$(FOREDRAFT) export $(MODEL) $(PAIRS)/8 --layers 8 --force
 	$(FOREDRAFT) export $(MODEL) $(PAIRS)/29 --layers 29 --force
 	$(DECODE) --limit-per-task 2 --max-tokens 512 --ignore-eos \
 	  --speculative-config '{"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":2}' \
@@ -160,7 +167,7 @@ plan-plots: setup  ## Draw docs/planning/*.svg: what data sheets promise
 identity: setup  ## Compare tokens and logits with plain decoding's, on all prompts
 	$(FOREDRAFT) bench identity $(MODEL) --workload $(PROMPTS) --output $(RESULTS)/identity.json
 
-HEADLINES := $(RESULTS)/decode.json $(RESULTS)/decode-peers.json $(RESULTS)/serve.json
+HEADLINES := $(RESULTS)/decode-auto.json $(RESULTS)/decode-peers.json $(RESULTS)/serve.json
 report: setup  ## Write the figures of the README and of docs from benchmarks/results
 	$(BIN)/python -m foredraft.bench.report README.md $(HEADLINES)
 	$(BIN)/python -m foredraft.bench.report docs/figures.md $(RESULTS)

@@ -82,7 +82,7 @@ def test_a_page_without_markers_and_an_unknown_kind_are_errors(tmp_path: Path) -
         figures(tmp_path)
 
 
-HEADLINES = ("decode.json", "decode-peers.json", "serve.json")
+HEADLINES = ("decode-auto.json", "decode-peers.json", "serve.json")
 
 
 @pytest.mark.parametrize(("page", "names"), [("README.md", HEADLINES), ("docs/figures.md", ("",))])
