@@ -310,9 +310,7 @@ def test_a_drafter_is_held_to_a_call_as_its_target_is() -> None:
     model = byte_model("hermes")
     engine = AsyncEngine(model, drafter=DraftModelDrafter(model, model))
     with serving(engine) as server, server.openai() as client:
-        answer = client.chat.completions.create(
-            **CHAT, tool_choice=NAMED, temperature=1.0, extra_body={"ignore_eos": False}
-        )
+        answer = client.chat.completions.create(**CHAT, tool_choice=NAMED, temperature=1.0)
         told = (answer.model_extra or {})["metrics"]["speculative_decoding"]
     asyncio.run(engine.close())
     assert answer.choices[0].finish_reason == "tool_calls"
