@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from foredraft import AsyncEngine, SamplingParams
 from foredraft.engine.outputs import StreamDelta
+from foredraft.engine.stops import safe_text_length
 from foredraft.models.load import LoadedModel
 from foredraft.server.cutting import TokenCutter
 from foredraft.server.pacing import LONGEST_STEP, Schedule, paced
@@ -98,6 +99,22 @@ def test_cut_deltas_join_to_what_came(loaded: LoadedModel) -> None:
         assert [token for part in parts for token in part.token_ids] == list(delta.token_ids)
         assert all(len(part.token_ids) <= 1 for part in parts)
         assert parts[-1].completion is delta.completion
+
+
+def test_a_tokens_text_is_the_same_however_tokens_were_grouped(loaded: LoadedModel) -> None:
+    """Text that may become a stop string comes with the token that shows that it doesn't."""
+    stops = ("abq", "bca")
+    ids = loaded.tokenizer.encode("abcabcab bcbc aabb")
+    single, texts, shown = TokenCutter(loaded.tokenizer, True, stops), [], 0
+    for at, token in enumerate(ids):
+        text = loaded.tokenizer.decode(ids[: at + 1])
+        safe = len(text) if at == len(ids) - 1 else safe_text_length(stops, text)
+        texts += [part.text for part in single.cut(StreamDelta(text[shown:safe], [token], []))]
+        shown = safe
+    whole = TokenCutter(loaded.tokenizer, True, stops)
+    parts = whole.cut(StreamDelta(loaded.tokenizer.decode(ids), ids, []))
+    assert [part.text for part in parts] == texts
+    assert "" in texts  # something was held back
 
 
 def test_a_paced_server_sends_single_tokens_and_the_same_text(loaded: LoadedModel) -> None:

@@ -35,6 +35,8 @@ class Form:
         self._tokenizer = tokenizer
         self._n = n
         self._skip = request.skip_special_tokens is not False
+        stop = request.stop
+        self._stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         options = request.stream_options
@@ -133,7 +135,7 @@ class Form:
         whole = StreamDelta(completion.text, completion.token_ids, completion.origins)
         found = self._tokens(whole)
         if "tokens" in found:
-            parts = TokenCutter(self._tokenizer, self._skip).cut(whole)
+            parts = TokenCutter(self._tokenizer, self._skip, self._stops).cut(whole)
             found["tokens"] = [each for part in parts for each in self._tokens(part)["tokens"]]
         return found
 

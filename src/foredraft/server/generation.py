@@ -72,7 +72,8 @@ class Generation:
 
     def _shaped(self, stream: Deltas) -> Deltas:
         params, tokenizer = self._work.params, self._state.engine.tokenizer
-        cutters = [TokenCutter(tokenizer, params.skip_special_tokens) for _ in range(params.n)]
+        how = (tokenizer, params.skip_special_tokens, params.stop_strings)
+        cutters = [TokenCutter(*how) for _ in range(params.n)]
         if self._state.settings.pace:
             return paced(stream, [cutter.cut for cutter in cutters])
         return _cut(stream, cutters) if self._work.by_token else stream

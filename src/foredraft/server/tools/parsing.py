@@ -80,10 +80,12 @@ class ToolCallParser:
         return self._taken()
 
     def finish(self) -> list[Found]:
-        """What was kept back: the answer is over."""
+        """What was kept back: the answer is over. Where calls are held to their form, what it was
+        cut off in was to be a call.
+        """
         if self._step in (self._text, self._start):
             self._content(self._pending)
-        elif not self.is_open and not (self._is_held and self._step == self._after):
+        elif not self._is_held:
             self._content(self._raw)
         if self.num_calls == 0:
             self._tell(Content(self._blank))
