@@ -58,7 +58,7 @@ def test_decode_prints_a_table_and_can_be_limited(
     assert main([*arguments, "--tasks", "edit", "--limit-per-task", "1"]) == 0
     table = capsys.readouterr().out
     assert "plain" in table
-    assert "ngram" in table
+    assert "suffix" in table
     assert "edit" in table
     assert "chat" not in table
 
@@ -164,7 +164,7 @@ def test_a_peer_runs_the_same_prompts_in_its_own_process(
         "--peer", "transformers", "--dtype", "float32",
     )  # fmt: skip
     labels = [run["label"] for run in result["runs"]]
-    assert labels == ["plain", "ngram", "transformers float32", "transformers bfloat16"]
+    assert labels == ["plain", "suffix", "transformers float32", "transformers bfloat16"]
     peer = result["runs"][2]
     assert peer["peer"] == "transformers"
     assert peer["tokens"] == result["runs"][0]["tokens"]
@@ -242,7 +242,7 @@ def test_info_states_the_effective_drafter_and_its_price(
     plain = _json(capsys, "info", str(tiny), "--no-speculation")["memory"]
     assert facts["cached_tokens_without"] == plain["cached_tokens"]
     off = _json(capsys, "info", str(tiny), "--num-speculative-tokens", "0")["speculation"]
-    assert (off["method"], off["off"]) == ("ngram", "always: num_speculative_tokens is 0")
+    assert (off["method"], off["off"]) == ("suffix", "always: num_speculative_tokens is 0")
 
 
 def test_pull_says_where_the_model_is(

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from foredraft.server.errors import APIError, unavailable
 
 JSON = b"application/json"
+STALLED_SECONDS = 1.0  # without a byte: a body that is on its way is not cut off
 
 
 def connections(patience: float) -> type[H11Protocol]:
@@ -35,6 +36,7 @@ class BoundedConnection(H11Protocol):
 
     seconds: float
     _timer: asyncio.TimerHandle | None = None
+    _heard_at = 0.0  # by the loop's clock
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -54,6 +56,7 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Time runs on however often a little comes."""
+        self._heard_at = self.loop.time()
         super().data_received(data)
         self._watch()
 
@@ -74,10 +77,14 @@ class BoundedConnection(H11Protocol):
         self.transport.close()
         self._watch()
 
-    def drain(self) -> None:
-        """Refuse a request whose body is not all here, and close: it would keep others waiting."""
+    def drain(self, stalled: float = STALLED_SECONDS) -> None:
+        """Refuse a request whose body has `stalled` for so many seconds, and close: it would keep
+        others waiting. To close on one that still comes would reset it and lose the refusal.
+        """
         cycle = self.cycle
         if cycle is None or not cycle.more_body or self.transport.is_closing():
+            return
+        if self.loop.time() - self._heard_at < stalled:
             return
         if self.conn.our_state is h11.SEND_RESPONSE and not cycle.response_started:
             self._refuse(unavailable("the server is shutting down and waits for no body"))

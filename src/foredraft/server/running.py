@@ -82,9 +82,8 @@ class DrainingServer(uvicorn.Server):
         deadline = self.state.drain_deadline
         if deadline is None or ends:
             return ends
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, BoundedConnection):
-                connection.drain()
+        for connection in self._connections():
+            connection.drain()
         if self.state.num_http and time.monotonic() >= deadline:
             logger.warning("%d requests are open still and are ended", self.state.num_http)
             await self._end_answers()
@@ -95,11 +94,17 @@ class DrainingServer(uvicorn.Server):
         """Abort what is computed, so that each answer says why it ends; then hang up on who has not
         sent all of a request, or takes nothing.
         """
+        for connection in self._connections():
+            connection.drain(0.0)
         await self.state.engine.close(timeout=CLOSE_SECONDS)
         await self._wait(lambda: self.state.num_http == 0)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
+        for open_still in list(self.server_state.connections):
+            open_still.transport.abort()
         await self._wait(lambda: not self.server_state.tasks)
+
+    def _connections(self) -> list[BoundedConnection]:
+        each = list(self.server_state.connections)
+        return [one for one in each if isinstance(one, BoundedConnection)]
 
     async def _wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + FAREWELL_SECONDS
