@@ -142,8 +142,10 @@ bench-structured: setup  ## Answer 200 requests under JSON schemas, plain and wi
 	$(MAKE) report
 
 LOAD_MINUTES ?= 10
-bench-load: setup  ## Keep 64 streams asking for LOAD_MINUTES=10 in each of five configurations (about an hour)
-	$(BIN)/python benchmarks/load.py $(MODEL) --minutes $(LOAD_MINUTES) --output $(RESULTS)/load.json
+bench-load: setup  ## Keep 64 streams asking for LOAD_MINUTES=10, then compare what readers wait for (about 15 minutes)
+	$(BIN)/python benchmarks/load.py $(MODEL) --minutes $(LOAD_MINUTES) --only adaptive --output $(RESULTS)/load.json
+	$(BIN)/python benchmarks/load.py $(MODEL) --minutes 1.2 --only plain --only adaptive --only adaptive-paced \
+	  --output $(RESULTS)/load-readers.json
 	$(MAKE) report
 
 EXPORTED := {"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":4}
