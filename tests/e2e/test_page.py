@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page
 from .browser import ask, chromium
 from .test_serve import client_of, served
 
-DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4}'
+DRAFTS = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}'
 TEXT = "Say twice: <script>alert(1)</script> <img src=x onerror=alert(2)>"
 
 
@@ -43,6 +43,15 @@ def opened(browser: Browser, url: str, **options: Any) -> tuple[Page, list[str],
     return page, complaints, asked
 
 
+# Every plot holds a line or a bar; and those of lines move as time goes on.
+DRAWN = """() => [...document.querySelectorAll('svg.plot')].every(
+  plot => plot.querySelector('rect') || plot.querySelector('.line')?.getAttribute('d'))"""
+SHAPES = "all => all.map(plot => plot.innerHTML)"
+MOVED = """[...document.querySelectorAll('svg.plot:has(.line)')].every(
+  (plot, at) => plot.innerHTML != before[at])"""
+CONTROLS = "button, input, select, textarea"
+
+
 def test_a_chat_by_keyboard_is_coloured_as_the_api_flags_it(
     browser: Browser, said: dict[str, Any]
 ) -> None:
@@ -63,7 +72,9 @@ def test_a_chat_by_keyboard_is_coloured_as_the_api_flags_it(
     assert tokens == [[each["text"], each["origin"]] for each in flags]
     assert page.locator(".turn script, .turn img").count() == 0
     assert page.locator(".turn .said").first.text_content() == TEXT
-    page.wait_for_function("document.querySelector('svg.plot .line')?.getAttribute('d').length > 9")
+    page.wait_for_function(DRAWN)
+    before = page.locator("svg.plot:has(.line)").evaluate_all(SHAPES)
+    page.wait_for_function(f"before => {MOVED}", arg=before)
     page.locator("#facts dt").first.wait_for()
     page.locator("#drafter").select_option("plain")
     page.locator("#again").press("Enter")
@@ -82,9 +93,19 @@ def test_controls_have_names_and_a_phone_scrolls_one_way(
     page.locator("#theme").press("Enter")
     assert root.get_attribute("data-theme") == "light"
     assert page.evaluate("document.documentElement.scrollWidth") <= phone["width"]
-    for control in page.locator("button, input, select, textarea").all():
-        name = control.evaluate("e => (e.labels?.[0] ?? e).textContent.trim()")
+    for control in page.locator(CONTROLS).all():
+        name = control.evaluate(
+            "e => e.ariaLabel || (e.tagName == 'BUTTON' ? e : e.labels[0])?.textContent.trim()"
+        )
         assert name, control
+    page.locator("#send:enabled").wait_for()
+    shown = page.locator(CONTROLS).filter(visible=True)
+    wanted = set(shown.evaluate_all("all => all.filter(e => !e.disabled).map(e => e.id)"))
+    reached = set()
+    for _ in range(4 * len(wanted)):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id"))
+    assert wanted <= reached
     assert complaints == []
 
 

@@ -64,7 +64,8 @@ export class Plot {
         if (value === null) { pen = "M"; continue; }
         const x = WIDTH - RIGHT - (age / SECONDS) * (WIDTH - RIGHT - LEFT);
         const y = HEIGHT - BOTTOM - (value / top) * (HEIGHT - BOTTOM - TOP);
-        path += `${pen}${x.toFixed(1)} ${y.toFixed(1)}`;
+        // "h0": a point without neighbours is a dot.
+        path += `${pen}${x.toFixed(1)} ${y.toFixed(1)}${pen === "M" ? "h0" : ""}`;
         pen = "L";
       }
       parts.push(node("path", { class: index ? "line second" : "line", d: path }));
