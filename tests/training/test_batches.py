@@ -72,7 +72,7 @@ def test_laws_are_the_targets(
     batch = make_batch(training, [0, 1, 2], 256, CPU)
     ids = torch.tensor([1, 4, 7])
     taps = target.taps(batch, ())
-    found = target.laws(taps.last[batch.laws()], ids).logprobs
+    found = target.laws(taps, batch.laws(), ids).logprobs
     logits = target_logits(loaded)
     row = 0
     for tokens, prompt, end in zip(batch.tokens, batch.prompts, batch.lengths, strict=True):

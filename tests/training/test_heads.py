@@ -15,6 +15,7 @@ from foredraft.models.heads.eagle3_checkpoint import load_eagle3
 from foredraft.models.heads.medusa_checkpoint import load_medusa
 from foredraft.models.load import LoadedModel
 from foredraft.training.answers import Answers
+from foredraft.training.answers import Place
 from foredraft.training.batches import Batch, make_batch
 from foredraft.training.begin import StoredWeights, choose_ids, new_eagle3, new_medusa, token_counts
 from foredraft.training.eagle3 import Eagle3Student
@@ -43,7 +44,8 @@ def _drawn_alone(head: Eagle3, target: Target, tokens: list[int], at: int) -> li
     after the other behind the rows that read the target's features.
     """
     whole = torch.tensor([tokens])
-    features = target.taps(Batch(whole, (1,), (len(tokens),), (True,)), sorted(set(DEPTHS))).depths
+    batch = Batch(whole, (1,), (len(tokens),), (True,), (Place(0, 0),))
+    features = target.taps(batch, sorted(set(DEPTHS))).depths
     by_depth = dict(zip(sorted(set(DEPTHS)), features, strict=True))
     rows = head.fuse(torch.cat([by_depth[depth][:, : at + 1] for depth in DEPTHS], dim=-1))
     logits: list[Tensor] = []
@@ -80,7 +82,8 @@ def test_the_loss_is_the_weighted_sum_over_steps(
     head = new_eagle3(loaded, None, IDS, seed=7, copied=False)
     head.config = replace(head.config, feature_layers=DEPTHS)
     lesson = Eagle3Student(head, target, 3, Objective(decay=0.5)).lesson(batch)
-    taps = target.taps(batch, ())
+    laws = torch.zeros(*batch.tokens.shape, len(IDS))
+    laws[batch.laws()] = target.laws(target.taps(batch, ()), batch.laws(), IDS).logprobs
     head.requires_grad_(False)
     found: list[list[Tensor]] = [[], [], []]
     kept: list[list[Tensor]] = [[], [], []]
@@ -91,7 +94,7 @@ def test_the_loss_is_the_weighted_sum_over_steps(
             for step in range(3):
                 place = at + 1 + step
                 if place < end - 1 and tokens[place + 1] in IDS:
-                    law = target.laws(taps.last[row, place][None], IDS).logprobs
+                    law = laws[row, place][None]
                     found[step].append(kl(law, alone[step][None]))
                     kept[step].append(acceptance(law, alone[step][None]))
     means = [torch.cat(each).mean() for each in found]
@@ -117,7 +120,7 @@ def test_many_rows_are_compared_in_parts(
 ) -> None:
     gradients, losses = [], []
     for at_once in (512, 7):
-        monkeypatch.setattr("foredraft.training.student._ROWS_AT_ONCE", at_once)
+        monkeypatch.setattr("foredraft.training.student._LOGITS_AT_ONCE", at_once * len(IDS))
         monkeypatch.setattr("foredraft.training.target._ROWS_AT_ONCE", at_once)
         student = _eagle(loaded, target)
         lesson = student.lesson(batch)

@@ -105,6 +105,8 @@ class CheckTable:
             yield _table(certificate.checks)
         else:
             yield from _list(certificate.checks)
+        if certificate.worth is not None:
+            yield Text(str(certificate.worth))
         failed = sum(not check.passed for check in certificate.checks)
         yield Text(
             f"{failed} of {len(certificate.checks)} checks FAILED"

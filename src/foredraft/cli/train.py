@@ -1,4 +1,4 @@
-"""`foredraft train data | ngram | eagle3 | medusa | draft | eval`: drafters from answers.
+"""`foredraft train data | features | ngram | eagle3 | medusa | draft | eval`: drafters of answers.
 
 Knows the list of commands; each lives in its own file.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from foredraft.cli import train_data, train_eval, train_heads, train_ngram
+from foredraft.cli import train_data, train_eval, train_features, train_heads, train_ngram
 from foredraft.cli.interrupts import ModelCommand
 
 app = typer.Typer(
@@ -15,6 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command("data", cls=ModelCommand)(train_data.data)
+app.command("features", cls=ModelCommand)(train_features.features)
 app.command("ngram", cls=ModelCommand)(train_ngram.ngram)
 app.command("eagle3", cls=ModelCommand)(train_heads.eagle3)
 app.command("medusa", cls=ModelCommand)(train_heads.medusa)

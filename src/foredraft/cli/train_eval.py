@@ -54,7 +54,7 @@ def evaluate(
     loaded = place.load(target or manifest.target)
     from foredraft.training.acceptance import Measuring, measured
     from foredraft.training.loop import acceptance_record
-    from foredraft.training.opening import kind_of, open_answers, open_student
+    from foredraft.training.opening import kind_of, open_answers, open_features, open_student
     from foredraft.training.target import Target
 
     directory = head / "best" if (head / "best").is_dir() else head
@@ -62,7 +62,8 @@ def evaluate(
     answers = Answers.open(data)
     if held_out != 1:
         _, answers, sha256 = open_answers(data, loaded, held_out)
-    student = open_student(directory, Target(loaded), sha256, num_speculative_tokens)
+    features = open_features(data, sha256)
+    student = open_student(directory, Target(loaded, features), sha256, num_speculative_tokens)
     measuring = Measuring(max_length, max(max_length, 4096), loaded.device, loaded.eos_ids)
     counts = measured(student, answers[: limit or len(answers)], measuring)
     record = {"method": kind_of(directory), **acceptance_record(counts)}

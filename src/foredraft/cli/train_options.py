@@ -16,6 +16,8 @@ from foredraft.cli.options import JsonFlag
 from foredraft.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from foredraft.training.loop import Settings
     from foredraft.training.student import Objective
 
@@ -42,9 +44,22 @@ class LossChoice(StrEnum):
     HYBRID = "hybrid"
 
 
+class PrecisionChoice(StrEnum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class WeightingChoice(StrEnum):
     DECAY = "decay"
     SURVIVAL = "survival"
+
+
+def precision_on(choice: PrecisionChoice, device: torch.device) -> str:
+    """What was chosen, or what is best there."""
+    from foredraft.training.loop import best_precision
+
+    return best_precision(device) if choice is PrecisionChoice.AUTO else choice.value
 
 
 def _option(words: str, *names: str, value: str = "N", **more: Any) -> Any:
@@ -91,6 +106,13 @@ class TrainingOptions:
     decay: Annotated[float, _option("What each draft weighs beside the one before.", value="X")] = (
         0.8
     )
+    precision: Annotated[
+        PrecisionChoice,
+        _option(
+            "Of the student's products: float32, bfloat16, or auto: bfloat16 where it is fast.",
+            value="NAME",
+        ),
+    ] = PrecisionChoice.AUTO
     held_out: Annotated[
         float, _option("Share of the prompts that acceptance is measured on.", value="X")
     ] = 0.05
@@ -105,7 +127,9 @@ class TrainingOptions:
     seed: Annotated[int, _option("Of the order of answers, and of what begins at random.")] = 0
 
     def settings(self, learning_rate: float) -> Settings:
-        """`learning_rate` is the student's own, where none is given. Raises ConfigError."""
+        """`learning_rate` is the student's own, where none is given; see also `precision_on`.
+        Raises ConfigError.
+        """
         from foredraft.training.loop import Settings
 
         self._check()
@@ -113,6 +137,7 @@ class TrainingOptions:
         values = {name: getattr(self, name) for name in names}
         if self.learning_rate is None:
             values["learning_rate"] = learning_rate
+        values["precision"] = self.precision.value
         return Settings(**values)
 
     def objective(self) -> Objective:

@@ -10,14 +10,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.cli.console import message_console, output_console, separator, visible
 from foredraft.cli.options import PlaceOptions
 from foredraft.cli.plots import PNG, check_plot, write_plot
-from foredraft.cli.train_options import ResultOptions, TrainingOptions
+from foredraft.cli.train_options import ResultOptions, TrainingOptions, precision_on
 from foredraft.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,11 +66,12 @@ def train(
     settings, objective = training.settings(course.learning_rate), training.objective()
     check_plot(files.results.plot, PNG)
     loaded = place.load(model)
+    settings = replace(settings, precision=precision_on(training.precision, loaded.device))
     import torch
 
     from foredraft.training.acceptance import Measuring
     from foredraft.training.loop import Loop
-    from foredraft.training.opening import open_answers
+    from foredraft.training.opening import open_answers, open_features
     from foredraft.training.run_directory import RunDirectory
     from foredraft.training.target import Target
 
@@ -88,7 +89,8 @@ def train(
         "versions": answers.manifest.versions,
     }
     directory = RunDirectory(files.out, asked)
-    source = Source(Target(loaded), sha256, answers, objective)
+    target = Target(loaded, open_features(files.data, sha256))
+    source = Source(target, sha256, answers, objective)
     student = course.begin(source)
     student.module.to(loaded.device)
     measuring = Measuring(settings.max_length, settings.batch_tokens, loaded.device, loaded.eos_ids)

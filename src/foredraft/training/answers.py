@@ -76,6 +76,14 @@ class Answer:
         return np.concatenate([self.prompt, self.answer])
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a sequence is kept."""
+
+    shard: int
+    start: int  # in the shard's tokens
+
+
 class Answers(Sequence[Answer]):
     """The answers of a directory, or a part of them."""
 
@@ -111,8 +119,28 @@ class Answers(Sequence[Answer]):
         shard, row = self._rows[i]
         return self._shards[shard][row]
 
+    def place(self, i: int) -> Place:
+        """Where answer `i` is kept."""
+        shard, row = (int(each) for each in self._rows[i])
+        return Place(self._shards[shard].number, int(self._shards[shard].index[row, 0]))
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """Numbers of the shards that hold any of these answers, rising."""
+        return tuple(sorted({self._shards[shard].number for shard in set(self._rows[:, 0])}))
+
     def __iter__(self) -> Iterator[Answer]:
         return (self._shards[shard][row] for shard, row in self._rows)
+
+    def of_shard(self, number: int) -> Answers:
+        """Those of one shard."""
+        rows = [self._shards[shard].number == number for shard in self._rows[:, 0]]
+        return Answers(self.manifest, self._shards, self._rows[np.array(rows, dtype=bool)])
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompts and answers."""
+        return int(sum(self._shards[shard].index[row, 1:3].sum() for shard, row in self._rows))
 
     @property
     def num_answer_tokens(self) -> int:
@@ -135,6 +163,7 @@ class _Shard:
 
     def __init__(self, index: Path, manifest: Manifest) -> None:
         tokens = index.with_suffix(".tokens")
+        self.number = int(index.stem)
         try:
             self.index = _mapped(index, np.dtype("<i8")).reshape(-1, _COLUMNS)
             self.tokens = _mapped(tokens, manifest.token_type)

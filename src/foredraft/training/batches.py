@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.core.errors import ConfigError
-from foredraft.training.answers import Answers
+from foredraft.training.answers import Answers, Place
 
 _WINDOW = 16  # batches whose sequences are sorted by length together, to pad little
 
@@ -28,6 +28,7 @@ class Batch:
     prompts: tuple[int, ...]  # [B] prompt tokens
     lengths: tuple[int, ...]  # [B] prompt and answer tokens
     whole: tuple[bool, ...]  # [B] the answer's end is here
+    places: tuple[Place, ...]  # [B] where the sequences are kept
 
     @property
     def num_answer_tokens(self) -> int:
@@ -59,6 +60,7 @@ def make_batch(
         tuple(len(each.prompt) for each in found),
         tuple(map(len, rows)),
         tuple(len(each.tokens) <= max_length for each in found),
+        tuple(answers.place(int(i)) for i in indices),
     )
 
 

@@ -81,7 +81,7 @@ class DraftModelStudent:
     def lesson(self, batch: Batch) -> Lesson:
         """See `Student.lesson`: every token of an answer weighs the same."""
         taps = self._target.taps(batch, ())
-        laws = self._target.laws(taps.last[batch.laws()], self._ids)
+        laws = self._target.laws(taps, batch.laws(), self._ids)
         teaching = Teaching.of(batch, laws.logprobs, self._ids)
         found = teaching.compare(
             self._hidden(batch), batch.laws(), 0, self._project, self._objective.loss

@@ -37,7 +37,7 @@ class Eagle3Student:
     def lesson(self, batch: Batch) -> Lesson:
         """See `Student.lesson`."""
         taps = self._target.taps(batch, self._depths)
-        laws = self._target.laws(taps.last[batch.laws()], self._ids)
+        laws = self._target.laws(taps, batch.laws(), self._ids)
         teaching = Teaching.of(batch, laws.logprobs, self._ids)
         return chain_lesson(self._steps(batch, taps), batch, teaching, self._objective)
 

@@ -24,6 +24,7 @@ from foredraft.training.batches import Order, make_batch
 from foredraft.training.run_directory import RunDirectory
 from foredraft.training.student import Student
 
+PRECISIONS = ("float32", "bfloat16")
 _BETAS = (0.9, 0.95)
 
 
@@ -41,6 +42,7 @@ class Settings:
     weight_decay: float = 0.01  # of matrices
     clip: float = 1.0  # norm of the gradient
     seed: int = 0
+    precision: str = "float32"  # of the student's products; one of PRECISIONS
     log_every: int = 10  # steps
     evaluate_every: int | None = None  # steps; None: 20 times in the run
     checkpoint_every: int = 100  # steps; and at every evaluation
@@ -178,9 +180,8 @@ class Loop:
         return tuple(counts.acceptance_by_position)
 
     def _precision(self) -> torch.autocast:
-        """bfloat16 products where the device is made for them."""
-        kind = self._measuring.device.type
-        return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
+        kind, wanted = self._measuring.device.type, self._settings.precision == "bfloat16"
+        return torch.autocast(kind, torch.bfloat16, enabled=wanted)
 
     def _tensors(self) -> dict[str, Tensor]:
         """Parameters and the optimiser's moments, by name."""
@@ -205,6 +206,17 @@ class Loop:
         except (KeyError, TypeError, RuntimeError) as error:
             path = self._directory.path / "checkpoint"
             raise UserError(f"{str(path)!r} is no checkpoint of this student: {error}") from None
+
+
+def best_precision(device: torch.device) -> str:
+    """bfloat16 where the device multiplies it several times faster: a GPU, or a CPU with
+    instructions for it.
+    """
+    if device.type != "cpu":
+        return "bfloat16"
+    capabilities = torch.cpu.get_capabilities()
+    fast = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    return "bfloat16" if fast else "float32"
 
 
 def _optimizer(parameters: Iterable[Tensor], settings: Settings) -> torch.optim.AdamW:

@@ -58,7 +58,7 @@ class MedusaStudent:
 
     def _laws(self, batch: Batch) -> Laws:
         taps = self._target.taps(batch, ())
-        return self._target.laws(taps.last[batch.laws()], self._ids)
+        return self._target.laws(taps, batch.laws(), self._ids)
 
     def _steps(self, batch: Batch, laws: Laws) -> Iterator[Projected]:
         """Each head by itself, on the rows that have a law: the others are never drafted from."""

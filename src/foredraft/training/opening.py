@@ -8,21 +8,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foredraft.core.errors import ConfigError, ModelError
+from foredraft.core.errors import ConfigError, ModelError, UserError
 from foredraft.models.fingerprint import fingerprint
 from foredraft.models.heads.eagle3_checkpoint import PLAIN, SPECULATORS, load_eagle3
 from foredraft.models.heads.medusa_checkpoint import load_medusa
 from foredraft.models.hf_config import read_json
 from foredraft.models.load import LoadedModel, load_model
-from foredraft.training.answers import Answers
+from foredraft.training.answers import Answers, read_manifest
 from foredraft.training.begin import StoredWeights
 from foredraft.training.draft import DraftModelStudent, Reading, load_draft
 from foredraft.training.eagle3 import Eagle3Student
+from foredraft.training.features import Features
 from foredraft.training.medusa import MedusaStudent
 from foredraft.training.student import Objective, Student
 from foredraft.training.target import Target
 
 EAGLE3, MEDUSA, DRAFT_MODEL = "eagle3", "medusa", "draft_model"
+
+
+def check_target(directory: Path, loaded: LoadedModel) -> str:
+    """The checksum of `loaded`, whose answers are in the directory.
+
+    Raises UserError for a directory without answers, ConfigError for another model's.
+    """
+    manifest, sha256 = read_manifest(directory), fingerprint(loaded.path)
+    if manifest.target_sha256 != sha256:
+        raise ConfigError(
+            f"{str(directory)!r} holds answers of another model: of {manifest.target!r}, "
+            f"checksum {manifest.target_sha256[:12]}; that of {loaded.name!r} is {sha256[:12]}"
+        )
+    return sha256
 
 
 def open_answers(
@@ -33,14 +48,8 @@ def open_answers(
     Raises UserError for a directory without answers, ConfigError for another model's and for a
     share that leaves one side empty.
     """
+    sha256 = check_target(directory, loaded)
     answers = Answers.open(directory)
-    sha256 = fingerprint(loaded.path)
-    if answers.manifest.target_sha256 != sha256:
-        raise ConfigError(
-            f"{str(directory)!r} holds answers of another model: of {answers.manifest.target!r}, "
-            f"checksum {answers.manifest.target_sha256[:12]}; that of {loaded.name!r} is "
-            f"{sha256[:12]}"
-        )
     if not 0 < held_out < 1:
         raise ConfigError(f"the share that is held out must be between 0 and 1, got {held_out:g}")
     training, away = answers.split(held_out)
@@ -50,6 +59,21 @@ def open_answers(
             "held out; both take more answers, or another share"
         )
     return training, away, sha256
+
+
+def open_features(directory: Path, sha256: str) -> Features | None:
+    """What is kept beside answers; None: nothing is.
+
+    Raises UserError for those of another target, and for some answers only: training on without
+    them would be many times slower, and not be seen.
+    """
+    features = Features.open(directory, sha256)
+    if features is not None and not features.covers(Answers.open(directory).shards):
+        raise UserError(
+            f"the features in {str(directory)!r} are not complete: give `foredraft train features` "
+            "again, or remove them"
+        )
+    return features
 
 
 def kind_of(directory: Path) -> str:

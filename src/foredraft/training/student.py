@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from foredraft.training.batches import Batch
 from foredraft.training.losses import acceptance, row_losses
 
-_ROWS_AT_ONCE = 512  # whose logits are in memory; those of more rows are computed again
+_ROWS_AT_ONCE = 512  # of drafts
+_LOGITS_AT_ONCE = 2**25  # in memory; those of more rows are computed again for the gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +132,13 @@ def _compare_rows(
         losses = row_losses(loss, logprobs, logits, labels)
         return losses, acceptance(logprobs, logits.detach())
 
-    if len(hidden) <= _ROWS_AT_ONCE:
+    rows = max(1, _LOGITS_AT_ONCE // logprobs.shape[-1])
+    if len(hidden) <= rows:
         return part(hidden, logprobs, labels)
     parts = [
         checkpoint(part, *each, use_reentrant=False, preserve_rng_state=False)
         for each in zip(
-            *(torch.split(each, _ROWS_AT_ONCE) for each in (hidden, logprobs, labels)), strict=True
+            *(torch.split(each, rows) for each in (hidden, logprobs, labels)), strict=True
         )
     ]
     losses, kept = zip(*parts, strict=True)

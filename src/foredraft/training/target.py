@@ -1,8 +1,8 @@
 """The target as a teacher: hidden states at chosen depths, and its law of each next token.
 
-Knows a loaded model and batches; knows no student. Nothing here has a gradient: the target is
-frozen, and what it says is computed anew from the token ids. Shapes: B sequences, T positions,
-H hidden size, N rows, D ids that the student drafts.
+Knows a loaded model, batches and kept features; knows no student. Nothing here has a gradient: the
+target is frozen, and what it says is read where it was kept, else computed anew from the ids.
+Shapes: B sequences, T positions, H hidden size, N rows, D ids that the student drafts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from foredraft.cache.tensors import KVCache
@@ -18,6 +19,8 @@ from foredraft.kernels.interface import Segment
 from foredraft.models.decoder import new_cache
 from foredraft.models.load import LoadedModel
 from foredraft.training.batches import Batch
+from foredraft.training.begin import StoredWeights
+from foredraft.training.features import Features
 
 _PAGE = 16
 _ROWS_AT_ONCE = 256  # whose logits over the whole vocabulary are in memory
@@ -29,6 +32,7 @@ class Taps:
 
     depths: tuple[Tensor, ...]  # [B, T, H] each: what enters the layers that were asked for
     last: Tensor  # [B, T, H] before the final norm
+    normaliser: Tensor | None = None  # [B, T] of the law behind each position; None: not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +46,22 @@ class Laws:
 class Target:
     """A frozen model that answers questions about batches."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, features: Features | None = None) -> None:
+        """`features`: of all the answers that will be asked about; None: none are kept."""
         self.loaded = loaded
         self.device = loaded.device
+        self._features = features
         self._cache: KVCache | None = None
+        self._reading: _Reading | None = None
 
     @torch.no_grad()
     def taps(self, batch: Batch, depths: Sequence[int]) -> Taps:
-        """One pass over all sequences. Depth d is what enters layer d."""
+        """Of all sequences: as kept where these depths are, else by one pass. Depth d is what
+        enters layer d.
+        """
+        kept = self._features
+        if kept is not None and set(depths) <= set(kept.kept.depths):
+            return _kept_taps(kept, batch, depths)
         model, num_layers = self.loaded.model, self.loaded.config.num_layers
         real = [row[:n] for row, n in zip(batch.tokens, batch.lengths, strict=True)]
         segments, num_pages = _segments(batch.lengths)
@@ -65,8 +77,14 @@ class Target:
         return Taps(tuple(found[depth] for depth in depths), found[num_layers])
 
     @torch.no_grad()
-    def laws(self, last: Tensor, ids: Tensor | None) -> Laws:
-        """The laws of rows `last [N, H]` (see `Taps.last`) over `ids [D]`; None: all ids."""
+    def laws(self, taps: Taps, places: Tensor, ids: Tensor | None) -> Laws:
+        """The laws behind `places [B, T]` (bool), in their order, over `ids [D]`; None: all ids."""
+        last = taps.last[places]
+        if ids is not None and taps.normaliser is not None:
+            if self._reading is None or self._reading.ids is not ids:
+                self._reading = _Reading.of(self.loaded, ids)
+            with torch.autocast(self.device.type, enabled=False):
+                return self._reading.laws(last, taps.normaliser[places])
         hidden, laws = [], []
         for rows in torch.split(last, _ROWS_AT_ONCE):
             output = self.loaded.model.head(rows.contiguous())
@@ -74,6 +92,13 @@ class Target:
             hidden.append(output.hidden)
             laws.append(logprobs if ids is None else logprobs.index_select(1, ids))
         return Laws(torch.cat(hidden), torch.cat(laws))
+
+    @torch.no_grad()
+    def normalisers(self, last: Tensor) -> Tensor:
+        """`[N]` of rows `last [N, H]`: log of the sum of the exponentials of all logits."""
+        parts = torch.split(last, _ROWS_AT_ONCE)
+        head = self.loaded.model.head
+        return torch.cat([head(rows.contiguous()).logits.logsumexp(-1) for rows in parts])
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -88,6 +113,42 @@ class Target:
                 loaded.config, num_pages, _PAGE, loaded.cache_dtype, loaded.device
             )
         return self._cache
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The target's final norm and the part of its vocabulary head that a student drafts."""
+
+    ids: Tensor  # [D]
+    head: Tensor  # [D, H]
+    norm: Tensor  # [H]
+    eps: float
+    soft_cap: float  # 0: none
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, ids: Tensor) -> _Reading:
+        weights, config = StoredWeights(loaded), loaded.config
+        head = weights.head()[ids.cpu()].to(ids.device)
+        norm = weights.norm("model.norm").to(ids.device)
+        return cls(ids, head, norm, config.rms_norm_eps, config.final_soft_cap)
+
+    def laws(self, last: Tensor, normaliser: Tensor) -> Laws:
+        hidden = F.rms_norm(last, self.norm.shape, self.norm, self.eps)
+        logits = F.linear(hidden, self.head).float()
+        if self.soft_cap:
+            logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
+        return Laws(hidden, logits - normaliser[:, None])
+
+
+def _kept_taps(features: Features, batch: Batch, depths: Sequence[int]) -> Taps:
+    size, device = features.kept.hidden_size, batch.tokens.device
+    hidden = torch.zeros(*batch.tokens.shape, features.kept.width)
+    normaliser = torch.zeros(batch.tokens.shape)
+    for row, (place, length) in enumerate(zip(batch.places, batch.lengths, strict=True)):
+        hidden[row, :length], normaliser[row, :length] = features.read(place, length)
+    *parts, last = hidden.to(device).split(size, dim=-1)
+    found = dict(zip(features.kept.depths, parts, strict=True))
+    return Taps(tuple(found[depth] for depth in depths), last, normaliser.to(device))
 
 
 def _segments(lengths: Sequence[int]) -> tuple[list[Segment], int]:

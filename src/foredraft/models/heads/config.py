@@ -76,11 +76,16 @@ class Eagle3Config:
         count = target.num_layers
         layers = self.feature_layers
         if layers is None:
-            layers = min(2, count), count // 2, max(0, count - 3)
+            layers = default_feature_layers(count)
         for layer in layers:
             if not 0 <= layer <= count:
                 raise ModelError(f"feature layer {layer} is outside the target's 0..{count}")
         return layers
+
+
+def default_feature_layers(count: int) -> tuple[int, int, int]:
+    """EAGLE-3's three depths in a target of `count` layers (2503.01840's code)."""
+    return min(2, count), count // 2, max(0, count - 3)
 
 
 @dataclass(frozen=True, slots=True)
