@@ -109,10 +109,11 @@ SERVE = {
     ],
 }  # fmt: skip
 SIMULATED = {
-    **DECODE, "kind": "simulated", "near_share": 1.0, "agree_share": 0.5,
+    **DECODE, "kind": "simulated", "near_share": 1.0, "near_share_of_medians": 0.97,
+    "agree_share": 1.0, "same_share": 0.5, "agree_share_at_random": 0.75,
     "points": [{"concurrency": 4, "width": width, "error": error}
                for width, error in ((0, 0.01), (2, -0.04))],
-    "best": [{"concurrency": 4, "measured": 2, "simulated": 0}],
+    "best": [{"concurrency": 4, "measured": 2, "tied": [0, 2], "simulated": 0}],
 }  # fmt: skip
 
 
@@ -126,8 +127,9 @@ def test_serving_and_its_simulation_are_tabulated(tmp_path: Path) -> None:
     (tmp_path / "serve.json").write_text(json.dumps(hopeless))
     assert "1.25x, width 0 in 97% of steps" in figures(tmp_path)
     assert "1 prompts made 2000 tokens long" in figures(tmp_path)
-    assert "| 4 | 2 | 0 | +1% | -4% |" in text
-    assert "100% of the points within 10%; best widths agree at 50% of the loads" in text
+    assert "| 4 | 2 | 0, 2 | 0 | +1% | -4% |" in text
+    assert "100% of the points within 10% round by round (97% where medians" in text
+    assert "within 1% of the best measured at 50% of the loads, and at 100% it is one" in text
 
 
 def test_drafters_have_a_page_with_a_table_a_task(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def result_of(rates: dict[tuple[int, int], float]) -> dict[str, Any]:
         "window": {"requests": None, "seconds": 8.0},
         "points": [
             {"label": "plain" if not width else f"K={width}", "concurrency": load,
-             "tokens_per_second_at_equal_pace": rate, "tokens": 100,
+             "tokens_per_second_by_round": [rate, rate], "slowness_by_round": [1.0, 1.0],
              "drafter_seconds_per_step": 0.0,
              "acceptance_by_position": [0.5] * width, "filled_by_position": [1.0] * width}
             for (load, width), rate in rates.items()
@@ -245,6 +245,63 @@ def test_the_simulator_agrees_with_closed_forms_and_says_where_it_does_not() -> 
     assert [line["near"] for line in wrong["points"]] == [True, True, False, True]
     assert (wrong["near_share"], wrong["agree_share"]) == (0.75, 0.5)
     assert wrong["passed"] is False
+
+
+def test_rows_that_start_up_did_not_measure_cost_what_steps_took() -> None:
+    """Beyond the last point steps are cheaper than its line; within, a step between two points."""
+    short = CostCurve((1, 2, 4), (10e-3, 11e-3, 13e-3), 1e-4)
+    steps = [
+        {"rows": rows, "requests": 1, "positions": 0, "steps": 900, "seconds": seconds}
+        for rows, seconds in ((1, 10e-3), (2, 11e-3), (4, 13e-3), (8, 15e-3), (16, 20e-3))
+    ]
+    few = {"rows": 64, "requests": 1, "positions": 0, "steps": 2, "seconds": 5e-3}
+    found = served_curve(short.as_json(), [*steps, few])
+    assert found.rows == (1, 2, 4, 8, 16)
+    for step in steps:
+        assert found.of_step(step["rows"], 1, 0) == pytest.approx(step["seconds"])
+
+
+def test_each_round_is_played_with_the_acceptance_of_its_own() -> None:
+    """One round's drafts are always right, the other's never."""
+
+    def rate(accepted: float) -> float:
+        return (1.0 + accepted) / CURVE.of_step(2, 1, 51)
+
+    result = result_of({(1, 1): 1.0})
+    (point,) = result["points"]
+    point["tokens_per_second_by_round"] = [rate(1.0), 2.0 * rate(0.0)]
+    point["slowness_by_round"] = [1.0, 0.5]
+    point |= {"acceptance_by_round": [[1.0], [0.0]], "filled_by_round": [[1.0], [1.0]]}
+    (line,) = check_simulator(result)["points"]
+    assert line["simulated_by_round"] == pytest.approx(line["measured_by_round"], rel=0.04)
+    assert line["near"]
+
+
+def test_widths_that_no_measurement_tells_apart_are_a_tie() -> None:
+    rates = {(8, 0): 1.0, (8, 1): 1.0}
+
+    def judged(plain: list[float], one: list[float]) -> dict[str, Any]:
+        result = result_of(rates)
+        for point, each in zip(result["points"], (plain, one), strict=True):
+            point["tokens_per_second_by_round"] = each
+            if point["label"] == "plain":  # the simulator picks it: drafts are never right
+                continue
+            point["acceptance_by_position"] = [0.0]
+        found = check_simulator(result)
+        (best,) = found["best"]
+        assert (best["measured"], best["simulated"]) == (1, 0)
+        assert found["same_share"] == best["same"]
+        assert found["agree_share"] == best["agree"]
+        assert found["agree_share_at_random"] == len(best["tied"]) / 2
+        return best
+
+    clear = judged([95.0, 94.0], [100.0, 100.0])
+    assert (clear["same"], clear["agree"], clear["tied"]) == (False, False, [1])
+    assert clear["loss_by_round"] == pytest.approx([0.05, 0.06])
+    tie = judged([95.0, 102.0], [104.0, 100.0])
+    assert (tie["same"], tie["agree"], tie["tied"]) == (False, True, [0, 1])
+    equal = judged([99.5, 99.5], [100.0, 100.0])
+    assert (equal["same"], equal["agree"]) == (True, True)
 
 
 @pytest.mark.parametrize("key", ["points", "costs", "step_costs", "lengths"])

@@ -217,6 +217,7 @@ def _simulated(result: Result) -> str:
         [
             str(best["concurrency"]),
             str(best["measured"]),
+            ", ".join(map(str, best["tied"])),
             str(best["simulated"]),
             *(
                 f"{point['error']:+.0%}"
@@ -227,11 +228,15 @@ def _simulated(result: Result) -> str:
         for best in result["best"]
     ]
     widths = dict.fromkeys(point["width"] for point in result["points"])
-    heading = ["requests at once", "best width measured", "simulated"]
+    heading = ["requests at once", "best width measured", "not told apart from it", "simulated"]
     heading += [f"simulated tokens/s, K={width}" for width in widths]
     words = (
         f"**The simulator** beside that, {result['model']}: {result['near_share']:.0%} of the "
-        f"points within 10%; best widths agree at {result['agree_share']:.0%} of the loads."
+        f"points within 10% round by round ({result['near_share_of_medians']:.0%} where medians of "
+        f"rounds are compared); its width is within 1% of the best measured at "
+        f"{result['same_share']:.0%} of the loads, and at {result['agree_share']:.0%} it is one "
+        "that the rounds don't tell apart from the best (of widths chosen at random: "
+        f"{result['agree_share_at_random']:.0%})."
     )
     return section(words, heading, rows, result)
 

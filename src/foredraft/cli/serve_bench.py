@@ -368,16 +368,20 @@ def simulated_table(found: Mapping[str, Any]) -> Group:
         [
             f"{each['concurrency']} at once",
             str(each["measured"]),
+            ", ".join(map(str, each["tied"])),
             str(each["simulated"]),
             f"{each['loss']:.1%}",
-            "yes" if each["agree"] else "NO",
+            "yes" if each["same"] else "tied" if each["agree"] else "NO",
         ]
         for each in found["best"]
     ]
-    headings = ("load", "best\nmeasured", "best\nsimulated", "lost by\nthat", "agree")
+    headings = (
+        "load", "best\nmeasured", "not told\napart", "best\nsimulated", "lost by\nthat", "agree"
+    )  # fmt: skip
     words = (
-        f"{found['near_share']:.0%} of the points within 10%, best widths agree at "
-        f"{found['agree_share']:.0%} of the loads"
+        f"{found['near_share']:.0%} of the points within 10%; of the best width within 1% at "
+        f"{found['same_share']:.0%} of the loads, not told apart from it at "
+        f"{found['agree_share']:.0%} (at random: {found['agree_share_at_random']:.0%})"
     )
     return Group(
         Figures("Tokens a second", ("point", "measured", "simulated", "off by"), rows),

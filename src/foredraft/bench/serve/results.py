@@ -99,6 +99,8 @@ def _of_steps(samples: Sequence[Sample]) -> dict[str, Any]:
         "width_0_share": total.undrafted_share,
         "acceptance_by_position": total.acceptance,
         "filled_by_position": total.filled,
+        "acceptance_by_round": [each.acceptance for each in counts],
+        "filled_by_round": [each.filled for each in counts],
         "steps": total.steps,
         # Of decoding steps: all that is neither pass, over the passes.
         "step_overhead": _ratio(parts.get("rest", 0.0), parts.get("target", 0.0)),

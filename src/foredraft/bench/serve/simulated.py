@@ -3,14 +3,17 @@ measured acceptance.
 
 Knows results of `bench serve` and the simulator; measures nothing. What is fed: what steps cost by
 what they carried, at the machine's usual pace; how often drafts were found and accepted by the
-requests of a load, at each width; and how long these requests' prompts and answers were. What is
-asked: tokens a second at every load and width, at that pace, and the best width.
+requests of a load, at each width and in each round; and how long these requests' prompts and
+answers were. What is asked: tokens a second at every load and width, at that pace, and the best
+width. Rounds ask different prompts first, so they are compared one by one, as they are wherever
+configurations are compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import accumulate, islice
 from statistics import median
 from typing import Any
 
@@ -27,6 +30,8 @@ from foredraft.planning.simulate import Arrival, Law, Machine, Steady, simulate
 REQUESTS_PER_CLIENT, LEAST = 5, 64  # more than any window holds
 NEAR = 0.10  # of the measured goodput
 LEAST_AGREEMENT = 0.90  # of the loads
+SAME = 0.01  # of the best goodput: widths closer than that are as good as each other
+LEAST_STEPS = 30  # of about so many rows, to say what they cost
 NEEDED = (
     "points", "fixed", "costs", "step_costs", "lengths", "prompt_lengths", "max_tokens", "rounds",
     "window",
@@ -60,8 +65,7 @@ def check_simulator(result: Mapping[str, Any]) -> dict[str, Any]:
         for width in widths
     ]
     best = [_best([line for line in lines if line["concurrency"] == load]) for load in loads]
-    near = sum(line["near"] for line in lines) / len(lines)
-    agree = sum(each["agree"] for each in best) / len(best)
+    near, agree = _share(lines, "near"), _share(best, "agree")
     return {
         "kind": "simulated",
         "curve": curve.as_json(),
@@ -69,14 +73,22 @@ def check_simulator(result: Mapping[str, Any]) -> dict[str, Any]:
         "points": lines,
         "best": best,
         "near_share": near,
+        "near_share_of_medians": _share(lines, "medians_near"),
         "agree_share": agree,
+        "same_share": _share(best, "same"),  # ties that only the rounds' spread allows left out
+        # What a width chosen at random would reach: how little ties leave to be right about.
+        "agree_share_at_random": sum(len(each["tied"]) / len(widths) for each in best) / len(best),
         "passed": near == 1.0 and agree >= LEAST_AGREEMENT,
     }
 
 
+def _share(entries: Sequence[Mapping[str, Any]], key: str) -> float:
+    return sum(bool(entry[key]) for entry in entries) / len(entries)
+
+
 def served_curve(calibrated: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> CostCurve:
     """The curve of start-up, moved to what steps took while serving: `scale x pass + step +
-    requests`, by least squares of relative errors.
+    requests`, by least squares of relative errors, then point by point.
 
     Passes know nothing of scheduling, verification and commit, and were measured at another time.
     """
@@ -91,13 +103,39 @@ def served_curve(calibrated: Mapping[str, Any], steps: Sequence[Mapping[str, Any
     scale, step, request = [*map(float, solved), 0.0, 0.0][:3]
     scale = max(scale, 1e-6)
     least = 1e-3 * curve.seconds[0]
-    return CostCurve(
+    moved = CostCurve(
         curve.rows,
         tuple(max(least, scale * each + step) for each in curve.seconds),
         max(0.0, scale * curve.request_seconds + request),
         scale * curve.position_seconds,
         scale * curve.row_position_seconds,
     )
+    return _through(moved, steps)
+
+
+def _through(curve: CostCurve, steps: Sequence[Mapping[str, Any]]) -> CostCurve:
+    """The curve with its points where steps of about so many rows were on average; and with points
+    at twice its last, twice that and so on, as far as there were such steps: start-up measures
+    passes of few rows only.
+    """
+    rows = list(curve.rows)
+    while max(step["rows"] for step in steps) > rows[-1]:
+        rows.append(2 * rows[-1])
+    points = np.array(rows, dtype=float)
+    known, moves = np.zeros(len(rows)), np.zeros(len(rows))
+    for step in steps:
+        # Shares of the two points that it lies between.
+        near = np.array([np.interp(step["rows"], points, each) for each in np.eye(len(rows))])
+        expected = curve.of_step(step["rows"], step["requests"], step["positions"])
+        known += near * step["steps"]
+        moves += near * step["steps"] * (step["seconds"] - expected)
+    kept = [i for i in range(len(rows)) if i < len(curve.rows) or known[i] >= LEAST_STEPS]
+    moved = [
+        curve.of_rows(rows[i]) + (moves[i] / known[i] if known[i] >= LEAST_STEPS else 0.0)
+        for i in kept
+    ]
+    seconds = tuple(map(float, accumulate((max(each, 1e-9) for each in moved), max)))
+    return replace(curve, rows=tuple(rows[i] for i in kept), seconds=seconds)
 
 
 def prompt_row_seconds(curve: CostCurve, steps: Sequence[Mapping[str, Any]]) -> float | None:
@@ -108,10 +146,14 @@ def prompt_row_seconds(curve: CostCurve, steps: Sequence[Mapping[str, Any]]) -> 
     return max(0.0, spent - beside) / rows if rows else None
 
 
-def _law(point: Mapping[str, Any]) -> Law:
-    """Acceptance and drafts found, of the very requests of a load."""
-    filled = point["filled_by_position"]
-    return Law.of(*(point["acceptance_by_position"] or [0.0]), filled=filled[0] if filled else 1.0)
+def _law(point: Mapping[str, Any], number: int) -> Law:
+    """Acceptance and drafts found, of the very requests of a load in one round; in all of them
+    where a result doesn't tell rounds apart.
+    """
+    accepted, filled = point["acceptance_by_position"], point["filled_by_position"]
+    if "acceptance_by_round" in point:
+        accepted, filled = point["acceptance_by_round"][number], point["filled_by_round"][number]
+    return Law.of(*(accepted or [0.0]), filled=filled[0] if filled else 1.0)
 
 
 def _line(
@@ -129,18 +171,27 @@ def _line(
         [], requests=result["window"]["requests"], seconds=result["window"]["seconds"]
     ).extent(Level(concurrency=load))
     steady = Steady(window.requests, window.seconds)
-    traces = [_trace(result, number, load, _law(point)) for number in range(result["rounds"])]
-    found = median(
-        simulate(FixedWidth(width), trace, machine, steady=steady).full_goodput for trace in traces
-    )
-    measured = point["tokens_per_second_at_equal_pace"]
+    measured = [
+        rate * slowness
+        for rate, slowness in zip(
+            point["tokens_per_second_by_round"], point["slowness_by_round"], strict=True
+        )
+    ]
+    found = []
+    for number in range(len(measured)):
+        trace = _trace(result, number, load, _law(point, number))
+        found.append(simulate(FixedWidth(width), trace, machine, steady=steady).full_goodput)
+    error = median(ours / theirs for ours, theirs in zip(found, measured, strict=True)) - 1.0
     return {
         "concurrency": load,
         "width": width,
-        "measured": measured,
-        "simulated": found,
-        "error": found / measured - 1.0,
-        "near": abs(found / measured - 1.0) <= NEAR,
+        "measured": median(measured),
+        "simulated": median(found),
+        "measured_by_round": measured,
+        "simulated_by_round": found,
+        "error": error,
+        "near": abs(error) <= NEAR,
+        "medians_near": abs(median(found) / median(measured) - 1.0) <= NEAR,
     }
 
 
@@ -160,15 +211,35 @@ def _trace(result: Mapping[str, Any], number: int, load: int, law: Law) -> list[
 
 
 def _best(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The best widths of one load. They agree if what the simulator picks was measured within 1%
-    of the best: closer than that, a measurement can't tell them apart.
+    """The best widths of one load. They are the same if what the simulator picks was measured
+    within 1% of the best. They agree if they are, or if the measurement can't tell the two apart:
+    one was not the better in every round.
     """
     measured = max(lines, key=lambda line: line["measured"])
     simulated = max(lines, key=lambda line: line["simulated"])
+    tied = [line for line in lines if _same(line, measured) or not _always_less(line, measured)]
+    ratios = _ratios(simulated, measured)
     return {
         "concurrency": measured["concurrency"],
         "measured": measured["width"],
         "simulated": simulated["width"],
-        "loss": 1.0 - simulated["measured"] / measured["measured"],
-        "agree": simulated["measured"] >= 0.99 * measured["measured"],
+        "tied": [line["width"] for line in tied],
+        "loss": 1.0 - median(ratios),
+        "loss_by_round": [1.0 - ratio for ratio in ratios],
+        "same": _same(simulated, measured),
+        "agree": simulated in tied,
     }
+
+
+def _ratios(line: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
+    """Measured tokens a second of one width over another's, round by round."""
+    pairs = zip(line["measured_by_round"], other["measured_by_round"], strict=True)
+    return [ours / theirs for ours, theirs in pairs]
+
+
+def _same(line: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
+    return bool(line["measured"] >= (1.0 - SAME) * best["measured"])
+
+
+def _always_less(line: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
+    return max(_ratios(line, best)) < 1.0
