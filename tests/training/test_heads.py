@@ -14,8 +14,7 @@ from foredraft.models.heads.eagle3 import Eagle3
 from foredraft.models.heads.eagle3_checkpoint import load_eagle3
 from foredraft.models.heads.medusa_checkpoint import load_medusa
 from foredraft.models.load import LoadedModel
-from foredraft.training.answers import Answers
-from foredraft.training.answers import Place
+from foredraft.training.answers import Answers, Place
 from foredraft.training.batches import Batch, make_batch
 from foredraft.training.begin import StoredWeights, choose_ids, new_eagle3, new_medusa, token_counts
 from foredraft.training.eagle3 import Eagle3Student
@@ -95,8 +94,8 @@ def test_the_loss_is_the_weighted_sum_over_steps(
                 place = at + 1 + step
                 if place < end - 1 and tokens[place + 1] in IDS:
                     law = laws[row, place][None]
-                    found[step].append(kl(law, alone[step][None]))
-                    kept[step].append(acceptance(law, alone[step][None]))
+                    found[step].append(kl(law, alone[step][None].log_softmax(-1)))
+                    kept[step].append(acceptance(law, alone[step][None].log_softmax(-1)))
     means = [torch.cat(each).mean() for each in found]
     expected = means[0] + 0.5 * means[1] + 0.25 * means[2]
     assert float(lesson.loss.detach()) == pytest.approx(float(expected), rel=1e-4)

@@ -24,11 +24,11 @@ ROWS, SIZE, WHOLE = 6, 5, 9
 
 @pytest.fixture
 def laws() -> tuple[Tensor, Tensor]:
-    """p over 5 of 9 ids, as log-probabilities, and a student's logits."""
+    """p over 5 of 9 ids and a student's law, as log-probabilities."""
     generator = torch.Generator().manual_seed(3)
     whole = torch.randn(ROWS, WHOLE, generator=generator, dtype=torch.float64) * 2
     logits = torch.randn(ROWS, SIZE, generator=generator, dtype=torch.float64) * 2
-    return whole.log_softmax(-1)[:, :SIZE], logits
+    return whole.log_softmax(-1)[:, :SIZE], logits.log_softmax(-1)
 
 
 def _plain(logprobs: Tensor, logits: Tensor) -> list[tuple[list[float], list[float]]]:
@@ -90,7 +90,7 @@ def test_the_gradient_of_total_variation_is_its_closed_form() -> None:
     generator = torch.Generator().manual_seed(1)
     p = torch.randn(1, SIZE, generator=generator, dtype=torch.float64).softmax(-1)
     leaf = torch.randn(1, SIZE, generator=generator, dtype=torch.float64, requires_grad=True)
-    (found,) = torch.autograd.grad(total_variation(p.log(), leaf).sum(), leaf)
+    (found,) = torch.autograd.grad(total_variation(p.log(), leaf.log_softmax(-1)).sum(), leaf)
     q = leaf.detach().softmax(-1)
     above = (q > p).double()
     assert torch.allclose(found, q * (above - (q * above).sum()), rtol=1e-10)
@@ -100,7 +100,7 @@ def test_the_gradient_of_total_variation_is_its_closed_form() -> None:
 def test_ids_that_the_target_never_says_are_no_trouble(kind: str) -> None:
     logprobs = torch.tensor([[0.0, -torch.inf, -torch.inf]])
     logits = torch.tensor([[0.5, 0.1, -0.2]], requires_grad=True)
-    loss = row_losses(kind, logprobs, logits, torch.tensor([0]))
+    loss = row_losses(kind, logprobs, logits.log_softmax(-1), torch.tensor([0]))
     loss.sum().backward()
     assert loss.isfinite().all()
     assert logits.grad is not None
@@ -110,7 +110,8 @@ def test_ids_that_the_target_never_says_are_no_trouble(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["kl", "tv", "hybrid"])
 def test_a_perfect_student_has_nothing_to_lose(kind: str) -> None:
     logits = torch.randn(4, SIZE, dtype=torch.float64)
-    loss = row_losses(kind, logits.log_softmax(-1), logits, torch.zeros(4, dtype=torch.int64))
+    law = logits.log_softmax(-1)
+    loss = row_losses(kind, law, law, torch.zeros(4, dtype=torch.int64))
     assert loss.tolist() == pytest.approx([0.0] * 4, abs=1e-12)
 
 

@@ -127,10 +127,10 @@ def _compare_rows(
 
     def part(hidden: Tensor, logprobs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = project(hidden)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        logprobs = logprobs.to(logits.dtype)
-        losses = row_losses(loss, logprobs, logits, labels)
-        return losses, acceptance(logprobs, logits.detach())
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        own = logits.log_softmax(-1, dtype=wide)
+        logprobs = logprobs.to(wide)
+        return row_losses(loss, logprobs, own, labels), acceptance(logprobs, own.detach())
 
     rows = max(1, _LOGITS_AT_ONCE // logprobs.shape[-1])
     if len(hidden) <= rows:
