@@ -100,6 +100,10 @@ def test_medusa_heads_get_the_targets_vocabulary_head(
 ) -> None:
     written = export_head(medusa, tmp_path / "out", "vllm", deep)
     assert written.speculative_config["num_speculative_tokens"] == 3
+    assert written.arguments == (
+        "--model-loader-extra-config",
+        '{"enable_weights_track": false}',
+    )
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     rows = StoredWeights(deep).head()[IDS].to(torch.bfloat16)
     assert torch.equal(tensors["lm_head.weight"], rows)
@@ -132,6 +136,20 @@ def test_what_an_engine_would_not_honour_is_refused(
     with pytest.raises(ModelError, match=words):
         export_head(tmp_path / "other", tmp_path / "out", engine, deep)
     assert not (tmp_path / "out").exists()
+
+
+def test_vllm_reads_a_reduced_vocabulary_only_where_heads_share_it(
+    deep: LoadedModel, tmp_path: Path
+) -> None:
+    sha256 = fingerprint(deep.path)
+    own = new_medusa(deep, sha256, IDS, num_heads=2, num_layers=1, shared_head=False)
+    save_medusa(own, tmp_path / "own")
+    with pytest.raises(ModelError, match="only where all heads share it"):
+        export_head(tmp_path / "own", tmp_path / "out", "vllm", deep)
+    export_head(tmp_path / "own", tmp_path / "out", "hf", deep)
+    whole = new_medusa(deep, sha256, None, num_heads=2, num_layers=1, shared_head=False)
+    save_medusa(whole, tmp_path / "whole")
+    assert export_head(tmp_path / "whole", tmp_path / "out", "vllm", deep).arguments == ()
 
 
 def test_other_mistakes_are_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from foredraft.training.acceptance import Measuring
 from foredraft.training.answers import Answers
 from foredraft.training.begin import new_eagle3
 from foredraft.training.eagle3 import Eagle3Student
+from foredraft.training.freed_memory import keep_freed_memory
 from foredraft.training.loop import Loop, Progress, Settings, learning_rate
 from foredraft.training.run_directory import RunDirectory, read_log
 from foredraft.training.student import Objective
@@ -179,3 +181,7 @@ def test_the_rate_rises_and_falls() -> None:
     assert rates[55] == pytest.approx(0.6)  # half way down
     assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
     assert 0.2 < rates[-1] < 0.21
+
+
+def test_freed_memory_is_kept_where_glibc_is() -> None:
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

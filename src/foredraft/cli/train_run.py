@@ -70,11 +70,13 @@ def train(
     import torch
 
     from foredraft.training.acceptance import Measuring
+    from foredraft.training.freed_memory import keep_freed_memory
     from foredraft.training.loop import Loop
     from foredraft.training.opening import open_answers, open_features
     from foredraft.training.run_directory import RunDirectory
     from foredraft.training.target import Target
 
+    keep_freed_memory()
     if place.threads is not None:
         torch.set_num_threads(place.threads)
     answers, held_out, sha256 = open_answers(files.data, loaded, training.held_out)
