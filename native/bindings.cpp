@@ -104,7 +104,10 @@ void bind_runtime(nb::module_& m) {
       .def_prop_ro("instruction_set", [](const Runtime& r) { return std::string(r.table().name); })
       .def_prop_ro("num_threads", &Runtime::threads)
       .def("pack", [](const Runtime& r, Address w, Address bias, int64_t n, int64_t k, bool bf16) {
-        return PackedWeight(at<void>(w), at<float>(bias), n, k, bf16, r.table().panel);
+        return PackedWeight(at<void>(w), nullptr, at<float>(bias), n, k, bf16 ? WeightFormat::kBf16 : WeightFormat::kFloat, r.table().panel);
+      }, no_gil)
+      .def("pack_eight_bit", [](const Runtime& r, Address w, Address scales, Address bias, int64_t n, int64_t k) {
+        return PackedWeight(at<void>(w), at<float>(scales), at<float>(bias), n, k, WeightFormat::kEightBit, r.table().panel);
       }, no_gil)
       .def("linear", [](const Runtime& r, const PackedWeight& w, Address x, int64_t rows, int64_t k, Address residual, Address out) {
         r.linear(w, at<float>(x), rows, k, at<float>(residual), at<float>(out));

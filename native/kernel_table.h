@@ -14,6 +14,11 @@ constexpr int64_t kNoWindow = int64_t{1} << 60;
 
 enum class Activation : int { kSilu, kGeluTanh };
 
+// kEightBit: 32 neighbours in a row of the weight share a scale (GGUF's Q8_0).
+enum class WeightFormat : int { kFloat, kBf16, kEightBit };
+
+constexpr int64_t kScaleGroup = 32;
+
 // out[rows, n] = x[rows, k] W^T (+ bias) (+ residual), weights packed in panels (packed.h).
 struct LinearArgs {
   const float* x;
@@ -22,7 +27,7 @@ struct LinearArgs {
   const float* residual;  // [rows, n] or null; may be out itself
   float* out;
   int64_t rows, n, k;
-  bool bf16;
+  WeightFormat format;
 };
 
 // One layer's keys and values [pages, heads, page_size, dim], float or bfloat16.

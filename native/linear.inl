@@ -7,7 +7,9 @@
 
 namespace {
 
+using foredraft::kScaleGroup;
 using foredraft::LinearArgs;
+using foredraft::WeightFormat;
 
 constexpr int kPanel = 16 * kVectorsPerPanel;
 constexpr int64_t kChain = 128;  // even: a pair of bfloat16 weights never straddles two chains
@@ -115,18 +117,48 @@ void tile(const LinearArgs& a, int64_t row, int64_t panel) {
   Accumulators<M> total, chain;
   clear<M>(total);
   RowPointers<M> x(a.x + row * a.k, a.k);
-  const int64_t words = a.bf16 ? (a.k + 1) / 2 : a.k;  // of 32 bits, in one column of the panel
+  const bool bf16 = a.format == WeightFormat::kBf16;
+  const int64_t words = bf16 ? (a.k + 1) / 2 : a.k;  // of 32 bits, in one column of the panel
   const char* w = static_cast<const char*>(a.weights) + panel * words * kPanel * 4;
   for (int64_t k = 0; k < a.k; k += kChain) {
     const int64_t length = smaller(kChain, a.k - k);
     clear<M>(chain);
-    if (a.bf16)
+    if (bf16)
       chain_bf16<M>(chain, reinterpret_cast<const uint32_t*>(w), x, length);
     else
       chain_float<M>(chain, reinterpret_cast<const float*>(w), x, length);
     fold<M>(total, chain);
     x.advance(length);
-    w += (a.bf16 ? length / 2 : length) * kPanel * 4;
+    w += (bf16 ? length / 2 : length) * kPanel * 4;
+  }
+  finish_tile<M>(a, total, row, panel);
+}
+
+// 8-bit weights are widened as they are read, once for all rows: a chain of fused multiply-adds for each group of k, and one over the
+// groups with their scales.
+template <int M>
+void tile_eight_bit(const LinearArgs& a, int64_t row, int64_t panel) {
+  Accumulators<M> total, group;
+  clear<M>(total);
+  RowPointers<M> x(a.x + row * a.k, a.k);
+  const int64_t group_bytes = kPanel * static_cast<int64_t>(sizeof(float) + kScaleGroup);
+  const char* w = static_cast<const char*>(a.weights) + panel * ((a.k + kScaleGroup - 1) / kScaleGroup) * group_bytes;
+  for (int64_t k = 0; k < a.k; k += kScaleGroup, w += group_bytes) {
+    const int64_t length = smaller(kScaleGroup, a.k - k);
+    const float* scales = reinterpret_cast<const float*>(w);
+    const int8_t* values = reinterpret_cast<const int8_t*>(scales + kPanel);
+    clear<M>(group);
+    for (int64_t i = 0; i < length; ++i, values += kPanel) {
+      __builtin_prefetch(values + kPrefetchBytes);
+      Vec wide[kVectorsPerPanel];
+      for (int v = 0; v < kVectorsPerPanel; ++v) wide[v] = load_bytes(values + 16 * v);
+      accumulate<M>(group, wide, x, 0);
+      x.advance(1);
+    }
+    for (int v = 0; v < kVectorsPerPanel; ++v) {
+      const Vec scale = load(scales + 16 * v);
+      for (int m = 0; m < M; ++m) total.a[m][v] = fma(group.a[m][v], scale, total.a[m][v]);
+    }
   }
   finish_tile<M>(a, total, row, panel);
 }
@@ -135,20 +167,23 @@ using Tile = void (*)(const LinearArgs&, int64_t row, int64_t panel);
 
 template <int M>
 struct Tiles {
-  static Tile of(int64_t rows) { return rows == M ? tile<M> : Tiles<M - 1>::of(rows); }
+  static Tile of(int64_t rows, WeightFormat format) {
+    if (rows != M) return Tiles<M - 1>::of(rows, format);
+    return format == WeightFormat::kEightBit ? tile_eight_bit<M> : tile<M>;
+  }
 };
 template <>
-struct Tiles<1> {
-  static Tile of(int64_t) { return tile<1>; }
+struct Tiles<0> {
+  static Tile of(int64_t, WeightFormat) { return nullptr; }
 };
 
 // Rows in tiles of nearly equal height: 13 rows are 7 + 6, not 12 + 1.
 void rows_of_panel(const LinearArgs& a, int64_t first, int64_t last, int64_t panel) {
-  const int64_t tallest = a.bf16 ? kMaxTileRowsBf16 : kMaxTileRows;
+  const int64_t tallest = a.format == WeightFormat::kFloat ? kMaxTileRows : kMaxTileRowsBf16;
   int64_t tiles = (last - first + tallest - 1) / tallest;
   for (int64_t row = first; tiles > 0; --tiles) {
     const int64_t height = (last - row + tiles - 1) / tiles;
-    Tiles<kMaxTileRows>::of(height)(a, row, panel);
+    Tiles<kMaxTileRows>::of(height, a.format)(a, row, panel);
     row += height;
   }
 }

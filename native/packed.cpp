@@ -83,17 +83,41 @@ void pack_bf16(const uint16_t* w, uint32_t* out, int64_t n, int64_t k, int panel
     }
 }
 
+int64_t groups_of(int64_t k) { return (k + kScaleGroup - 1) / kScaleGroup; }
+
+void pack_eight_bit(const int8_t* w, const float* scales, char* out, int64_t n, int64_t k, int panel) {
+  const int64_t groups = groups_of(k), scale_bytes = panel * static_cast<int64_t>(sizeof(float)), group_bytes = scale_bytes + kScaleGroup * panel;
+  for (int64_t first = 0; first < n; first += panel)
+    for (int64_t g = 0; g < groups; ++g, out += group_bytes)
+      for (int64_t lane = 0; lane < std::min<int64_t>(panel, n - first); ++lane) {
+        const int64_t row = first + lane, start = g * kScaleGroup;
+        std::memcpy(out + lane * static_cast<int64_t>(sizeof(float)), scales + row * groups + g, sizeof(float));
+        for (int64_t i = start; i < std::min(start + kScaleGroup, k); ++i)
+          out[scale_bytes + (i - start) * panel + lane] = static_cast<char>(w[row * k + i]);
+      }
+}
+
+// Bytes of one column of a panel.
+int64_t column_bytes(WeightFormat format, int64_t k) {
+  switch (format) {
+    case WeightFormat::kBf16: return (k + 1) / 2 * 4;
+    case WeightFormat::kEightBit: return groups_of(k) * (static_cast<int64_t>(sizeof(float)) + kScaleGroup);
+    default: return k * 4;
+  }
+}
+
 }  // namespace
 
-PackedWeight::PackedWeight(const void* weight, const float* bias, int64_t n, int64_t k, bool bf16, int panel)
-    : n_(n), k_(k), bf16_(bf16), panel_(panel) {
-  bytes_ = static_cast<size_t>(panels() * panel_ * (bf16 ? (k + 1) / 2 : k)) * 4;
+PackedWeight::PackedWeight(const void* weight, const float* scales, const float* bias, int64_t n, int64_t k, WeightFormat format, int panel)
+    : n_(n), k_(k), format_(format), panel_(panel) {
+  bytes_ = static_cast<size_t>(panels() * panel_ * column_bytes(format, k));
   data_ = allocate(bytes_);
   std::memset(data_.get(), 0, bytes_);
-  if (bf16)
-    pack_bf16(static_cast<const uint16_t*>(weight), static_cast<uint32_t*>(data_.get()), n, k, panel);
-  else
-    pack_float(static_cast<const float*>(weight), static_cast<float*>(data_.get()), n, k, panel);
+  switch (format) {
+    case WeightFormat::kBf16: pack_bf16(static_cast<const uint16_t*>(weight), static_cast<uint32_t*>(data_.get()), n, k, panel); break;
+    case WeightFormat::kEightBit: pack_eight_bit(static_cast<const int8_t*>(weight), scales, static_cast<char*>(data_.get()), n, k, panel); break;
+    default: pack_float(static_cast<const float*>(weight), static_cast<float*>(data_.get()), n, k, panel);
+  }
   if (bias != nullptr) {
     bias_ = std::make_unique<float[]>(static_cast<size_t>(n));
     std::copy(bias, bias + n, bias_.get());
@@ -102,7 +126,18 @@ PackedWeight::PackedWeight(const void* weight, const float* bias, int64_t n, int
 
 void PackedWeight::row(int64_t id, float* out) const {
   const int64_t lane = id % panel_, panel = id / panel_;
-  if (!bf16_) {
+  if (format_ == WeightFormat::kEightBit) {
+    const int64_t scale_bytes = panel_ * static_cast<int64_t>(sizeof(float));
+    const char* group = static_cast<const char*>(data_.get()) + panel * panel_ * column_bytes(format_, k_);
+    for (int64_t i = 0; i < k_; i += kScaleGroup, group += scale_bytes + kScaleGroup * panel_) {
+      float scale;
+      std::memcpy(&scale, group + lane * static_cast<int64_t>(sizeof(float)), sizeof scale);
+      const int8_t* values = reinterpret_cast<const int8_t*>(group) + scale_bytes + lane;
+      for (int64_t j = i; j < std::min(i + kScaleGroup, k_); ++j) out[j] = static_cast<float>(values[(j - i) * panel_]) * scale;
+    }
+    return;
+  }
+  if (format_ == WeightFormat::kFloat) {
     const float* p = static_cast<const float*>(data_.get()) + panel * k_ * panel_ + lane;
     for (int64_t i = 0; i < k_; ++i) out[i] = p[i * panel_];
     return;

@@ -43,7 +43,7 @@ void Runtime::linear(const PackedWeight& w, const float* x, int64_t rows, int64_
   if (w.panel() != table_->panel) refuse("the weight was packed for another instruction set");
   // Weights are used in the order in which they were packed, and lie in it.
   if (rows <= table_->max_tile_rows) pool_->expect(static_cast<const char*>(w.data()) + w.bytes(), w.bytes());
-  const LinearArgs args{x, w.data(), w.bias(), residual, out, rows, w.n(), k, w.bf16()};
+  const LinearArgs args{x, w.data(), w.bias(), residual, out, rows, w.n(), k, w.format()};
   const int64_t panels = w.panels(), pieces = std::min(panels, int64_t{ThreadPool::kMaxTasks});
   pool_->parallel_runs(static_cast<int>(pieces), [&](int first, int last) {
     table_->linear(args, panels * first / pieces, panels * last / pieces);

@@ -92,6 +92,10 @@ inline __m256 eight_bf16(const uint16_t* p) {
       _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }
 inline Vec load_bf16(const uint16_t* p) { return {eight_bf16(p), eight_bf16(p + 8)}; }
+inline __m256 eight_bytes(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline Vec load_bytes(const int8_t* p) { return {eight_bytes(p), eight_bytes(p + 8)}; }
 
 // Sixteen 32-bit words.
 inline Words broadcast_word(uint32_t x) {

@@ -109,6 +109,9 @@ inline Vec high_half(const Words& w) {
 inline Vec load_bf16(const uint16_t* p) {
   return lanes([=](int i) { return from_bits(static_cast<uint32_t>(p[i]) << 16); });
 }
+inline Vec load_bytes(const int8_t* p) {
+  return lanes([=](int i) { return static_cast<float>(p[i]); });
+}
 
 // Sixteen 32-bit words.
 template <class Function>

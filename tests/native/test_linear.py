@@ -10,13 +10,22 @@ from torch import Tensor
 
 from foredraft._native import instruction_sets
 from foredraft.kernels.native import NativeKernels
+from foredraft.kernels.quantized import EightBitWeight, quantized
 from foredraft.kernels.reference import ReferenceKernels
 
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.int8)  # int8: eight bits with scales
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def stored(weight: Tensor, dtype: torch.dtype) -> Tensor | EightBitWeight:
+    return quantized(weight) if dtype is torch.int8 else weight.to(dtype)
+
+
+def widened(weight: Tensor | EightBitWeight) -> Tensor:
+    return weight.widened(torch.float32) if isinstance(weight, EightBitWeight) else weight.float()
 
 
 @given(
@@ -31,7 +40,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def test_it_is_close_to_double_precision(
     rows: int, n: int, k: int, dtype: torch.dtype, bias: bool, residual: bool, instruction_set: str
 ) -> None:
-    x, weight = random(rows, k), random(n, k, seed=1).to(dtype)
+    x, weight = random(rows, k), stored(random(n, k, seed=1), dtype)
     b = random(n, seed=2) if bias else None
     r = random(rows, n, seed=3) if residual else None
     native = NativeKernels(instruction_set=instruction_set)
@@ -39,7 +48,7 @@ def test_it_is_close_to_double_precision(
     actual = native.linear(x, native.pack(weight, b), r)
     expected = exact.linear(x.double(), exact.pack(weight, b), None if r is None else r.double())
     # A chain of k roundings, each of half a unit in the last place of a partial sum.
-    scale = float((x.double().abs() @ weight.double().abs().T).max()) + 8
+    scale = float((x.double().abs() @ widened(weight).double().abs().T).max()) + 8
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=scale * k**0.5 * 2**-23)
 
 
@@ -49,7 +58,7 @@ def test_a_row_alone_is_the_row_among_others(
     instruction_set: str, dtype: torch.dtype, n: int, k: int
 ) -> None:
     kernels = NativeKernels(instruction_set=instruction_set)
-    packed = kernels.pack(random(n, k, seed=1).to(dtype), random(n, seed=2))
+    packed = kernels.pack(stored(random(n, k, seed=1), dtype), random(n, seed=2))
     x, residual = random(61, k), random(61, n, seed=3)
     alone = torch.cat(
         [kernels.linear(x[i : i + 1], packed, residual[i : i + 1]) for i in range(61)]
@@ -63,7 +72,7 @@ def test_a_row_alone_is_the_row_among_others(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_tall_input_keeps_the_order_of_the_sum(instruction_set: str, dtype: torch.dtype) -> None:
     kernels = NativeKernels(instruction_set=instruction_set)
-    packed = kernels.pack(random(40, 1000, seed=1).to(dtype))
+    packed = kernels.pack(stored(random(40, 1000, seed=1), dtype))
     x = random(300, 1000)
     whole = kernels.linear(x, packed)
     for row in (0, 95, 96, 97, 299):
@@ -75,7 +84,8 @@ def test_a_tall_input_keeps_the_order_of_the_sum(instruction_set: str, dtype: to
 def test_instruction_sets_and_thread_counts_agree_to_the_bit(
     instruction_set: str, dtype: torch.dtype, threads: int
 ) -> None:
-    weight, x, residual = random(300, 257, seed=1).to(dtype), random(17, 257), random(17, 300)
+    weight = stored(random(300, 257, seed=1), dtype)
+    x, residual = random(17, 257), random(17, 300)
     kernels = NativeKernels(threads, instruction_set=instruction_set)
     plain = NativeKernels(1, instruction_set="portable")
     assert torch.equal(
@@ -87,9 +97,9 @@ def test_instruction_sets_and_thread_counts_agree_to_the_bit(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_embedding_gathers_exact_rows(instruction_set: str, dtype: torch.dtype) -> None:
     kernels = NativeKernels(instruction_set=instruction_set)
-    weight = random(77, 33).to(dtype)
+    weight = stored(random(77, 33), dtype)
     ids = torch.tensor([76, 0, 31, 32, 33, 0])
-    assert torch.equal(kernels.embedding(ids, kernels.pack(weight)), weight[ids].float())
+    assert torch.equal(kernels.embedding(ids, kernels.pack(weight)), widened(weight)[ids])
 
 
 def test_packing_copies_the_weight() -> None:
@@ -110,5 +120,15 @@ def test_a_transposed_weight_is_packed_as_it_reads() -> None:
 
 
 def test_packed_weights_take_no_second_copy() -> None:
-    packed = NativeKernels().pack(torch.zeros(49152, 64, dtype=torch.bfloat16))
+    weight = torch.zeros(49152, 64, dtype=torch.bfloat16)
+    packed = NativeKernels().pack(weight)
     assert packed.num_bytes == 49152 * 64 * 2
+    assert NativeKernels().pack(quantized(weight)).num_bytes == 49152 * (64 + 2 * 4)
+
+
+def test_eight_bits_without_their_scales_are_refused() -> None:
+    values = torch.zeros(4, 40, dtype=torch.int8)
+    with pytest.raises(ValueError, match="a weight must be"):
+        NativeKernels().pack(values)
+    with pytest.raises(ValueError, match=r"scales must be .* \[4, 2\] of float32"):
+        NativeKernels().pack(EightBitWeight(values, torch.zeros(4, 1)))

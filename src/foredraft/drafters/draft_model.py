@@ -20,6 +20,7 @@ from foredraft.drafters.growth import ChainGrower, Computed, Grower, Growth, NoG
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
 from foredraft.drafters.text_growth import TextGrower
 from foredraft.drafters.tree_growth import NO_TREE, TreeGrower, TreeShape
+from foredraft.kernels.quantized import check_quantization
 from foredraft.models.decoder import cache_shape
 from foredraft.models.interface import FlatBatch
 from foredraft.models.load import LoadedModel, load_model
@@ -47,6 +48,7 @@ class DraftModelDrafter:
         draft_tree: str = NO_TREE,
         draft_tree_branching: Sequence[int] | None = None,
         draft_vocabulary: str = SAME,
+        quantization: str | None = None,
     ) -> None:
         """Load `model` as the target is loaded (kernels, dtype, device, threads), or take one that
         is.
@@ -60,6 +62,7 @@ class DraftModelDrafter:
             draft_tree_branching: most siblings by depth, the last for all below.
             draft_vocabulary: "same" as the target's; "shared": of another, only the tokens that
                 both have; "text": of another, what its text reads as in the target's.
+            quantization: of a model that is loaded here: "q8_0" keeps its weights in 8 bits.
 
         Raises:
             ModelError: the model cannot be loaded.
@@ -76,7 +79,10 @@ class DraftModelDrafter:
             raise ConfigError(
                 f'draft_tree {draft_tree!r} needs "draft_vocabulary": "same" or "shared"'
             )
-        self.loaded = model if isinstance(model, LoadedModel) else _load_like(model, target)
+        check_quantization(quantization)
+        self.loaded = (
+            model if isinstance(model, LoadedModel) else _load_like(model, target, quantization)
+        )
         self._vocabulary: Reading
         self._grower: Grower[Any]
         if draft_vocabulary == TEXT:
@@ -156,13 +162,14 @@ class DraftModelDrafter:
         return self._vocabulary.fit(self.loaded.model.run(batch, cache).logits)
 
 
-def _load_like(model: str | Path, target: LoadedModel) -> LoadedModel:
+def _load_like(model: str | Path, target: LoadedModel, quantization: str | None) -> LoadedModel:
     return load_model(
         model,
         dtype=str(target.dtype).removeprefix("torch."),
         device=target.device,
         kernels=target.model.kernels.name,
         num_threads=target.num_threads,
+        quantization=quantization,
     )
 
 

@@ -103,11 +103,13 @@ class EagleDrafter:
         draft_sample_method: str = PROBABILISTIC,
         draft_tree: str = NO_TREE,
         draft_tree_branching: Sequence[int] | None = None,
+        quantization: str | None = None,
     ) -> None:
         """
         Args:
             model: the directory of a checkpoint, or a head.
             draft_sample_method, draft_tree, draft_tree_branching: as of a draft model.
+            quantization: "q8_0" keeps the head's weights in 8 bits; None: as the target's.
 
         Raises:
             ModelError: the head cannot be loaded, or is of another target.
@@ -116,7 +118,7 @@ class EagleDrafter:
         self.sampled = check_sample_method(draft_sample_method)
         shape = TreeShape.of(draft_tree, draft_tree_branching, sampled=self.sampled)
         head = model if isinstance(model, Eagle3) else _load(model, target)
-        self.head = KernelEagle3(head, target)
+        self.head = KernelEagle3(head, target, quantization)
         self._grower: Grower[Any] = (
             ChainGrower(self.sampled) if shape is None else TreeGrower(shape, self.sampled)
         )

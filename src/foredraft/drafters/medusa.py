@@ -43,6 +43,7 @@ class MedusaDrafter:
         draft_sample_method: str = PROBABILISTIC,
         draft_tree: str | None = None,
         draft_tree_branching: Sequence[int] | None = None,
+        quantization: str | None = None,
     ) -> None:
         """
         Args:
@@ -52,6 +53,7 @@ class MedusaDrafter:
             draft_tree: "none", "top_k" and "sampled" as of a draft model; "measured": the nodes
                 most likely by how often the token of each rank of each head was right, which the
                 checkpoint says. None: that where it says so, else a chain.
+            quantization: "q8_0" keeps the heads' weights in 8 bits; None: as the target's.
 
         Raises:
             ModelError: the heads cannot be loaded, or are of another target.
@@ -81,7 +83,7 @@ class MedusaDrafter:
                 ChainGrower(self.sampled) if shape is None else TreeGrower(shape, self.sampled)
             )
         default = NUM_TREE_NODES if kind == MEASURED else config.num_heads
-        self.heads = KernelMedusa(heads, target)
+        self.heads = KernelMedusa(heads, target, quantization)
         self.capabilities = Capabilities(
             deterministic=not drawn,
             tree=kind != NO_TREE,

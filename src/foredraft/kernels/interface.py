@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foredraft.core.row_math import RowMath
 from foredraft.kernels.block import Activation, Block, HeadNorms
+from foredraft.kernels.quantized import EightBitWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Kernels(Protocol):
     row_math: RowMath
     cache_dtypes: tuple[torch.dtype, ...]  # of keys and values it can read and write
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
-        """A weight `[N, K]` (float32, bfloat16 or float64) for `linear` and `embedding`."""
+    def pack(self, weight: Tensor | EightBitWeight, bias: Tensor | None = None) -> Any:
+        """A weight `[N, K]` (float32, bfloat16, float64; 8-bit) for `linear` and `embedding`."""
 
     def embedding(self, ids: Tensor, packed: Any) -> Tensor:
         """Rows `ids` `[T]` (int64) of a packed weight, `[T, K]` in the activation dtype."""

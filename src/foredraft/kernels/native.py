@@ -21,6 +21,7 @@ from foredraft.core.row_math import RowMath
 from foredraft.kernels.block import Activation, Block, HeadNorms
 from foredraft.kernels.interface import Segment
 from foredraft.kernels.native_row_math import NativeRowMath
+from foredraft.kernels.quantized import GROUP, EightBitWeight
 
 _FLOAT = torch.float32
 _CACHE_DTYPES = {torch.float32: False, torch.bfloat16: True}
@@ -176,10 +177,15 @@ class NativeKernels:
         """Reads a weight's memory with all threads and computes nothing: a measure of bandwidth."""
         return float(self._runtime.read_memory(packed.weight))
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> NativePacked:
-        """A copy of `weight [N, K]` (float32 or bfloat16) in panels, and of `bias [N]`."""
+    def pack(self, weight: Tensor | EightBitWeight, bias: Tensor | None = None) -> NativePacked:
+        """A copy of `weight [N, K]` (float32, bfloat16, 8-bit) in panels, and of `bias [N]`."""
+        scales = None
+        if isinstance(weight, EightBitWeight):
+            scales = weight.scales
+            weight = weight.values
         bf16 = _CACHE_DTYPES.get(weight.dtype)
-        if bf16 is None or weight.dim() != 2 or 0 in weight.shape or not weight.is_cpu:
+        known = bf16 is not None if scales is None else weight.dtype is torch.int8
+        if not known or weight.dim() != 2 or 0 in weight.shape or not weight.is_cpu:
             _refuse("a weight", weight, "[N, K] of float32 or bfloat16, N and K at least 1")
         n, k = weight.shape
         weight = weight.detach().contiguous()
@@ -187,8 +193,16 @@ class NativeKernels:
             if bias.shape != (n,):
                 _refuse("a bias", bias, f"[{n}]")
             bias = bias.detach().to("cpu", _FLOAT).contiguous()
-        address = 0 if bias is None else bias.data_ptr()
-        return NativePacked(self._runtime.pack(weight.data_ptr(), address, n, k, bf16), n, k)
+        if scales is None:
+            packed = self._runtime.pack(weight.data_ptr(), _address(bias), n, k, bool(bf16))
+            return NativePacked(packed, n, k)
+        groups = -(-k // GROUP)
+        if not _usable(scales) or scales.shape != (n, groups):
+            _refuse("scales", scales, f"[{n}, {groups}] of float32")
+        packed = self._runtime.pack_eight_bit(
+            weight.data_ptr(), scales.data_ptr(), _address(bias), n, k
+        )
+        return NativePacked(packed, n, k)
 
     def embedding(self, ids: Tensor, packed: NativePacked) -> Tensor:
         """Rows `ids [T]` (int64) as float32 `[T, K]`; an id outside raises IndexError."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from foredraft.core.row_math import RowMath, TorchRowMath
 from foredraft.kernels.block import Activation, Block, HeadNorms, apply_block
 from foredraft.kernels.interface import Segment
+from foredraft.kernels.quantized import EightBitWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,10 @@ class ReferenceKernels:
         self.device = torch.device(device)
         self.row_math: RowMath = TorchRowMath()
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> ReferencePacked:
+    def pack(self, weight: Tensor | EightBitWeight, bias: Tensor | None = None) -> ReferencePacked:
         """A weight `[N, K]` widened to the activation dtype."""
+        if isinstance(weight, EightBitWeight):
+            weight = weight.widened(self.dtype)
         if weight.dim() != 2:
             raise ValueError(f"a weight has two dimensions, got shape {tuple(weight.shape)}")
         if bias is not None:

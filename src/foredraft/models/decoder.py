@@ -16,6 +16,7 @@ from torch import Tensor
 from foredraft.cache.tensors import CacheShape, KVCache
 from foredraft.kernels.block import Block, HeadNorms
 from foredraft.kernels.interface import Kernels
+from foredraft.kernels.quantized import as_stored
 from foredraft.models.config import ModelConfig
 from foredraft.models.first_layers import (
     FirstLayers,
@@ -61,8 +62,9 @@ class Decoder:
 
     Weights are kept in `dtype` (float32, bfloat16; float64 with kernels that compute in it), norms
     and activations in `activation_dtype(dtype)`. Tensors are taken from `weights` layer by layer,
-    so that a lazy mapping never has more than one layer widened. Raises ModelError for tensors
-    that are missing, unknown or of the wrong shape.
+    so that a lazy mapping never has more than one layer widened. With a `quantization` linears and
+    embedding are kept in that instead (`kernels.quantized`). Raises ModelError for tensors that are
+    missing, unknown or of the wrong shape.
     """
 
     def __init__(
@@ -72,18 +74,23 @@ class Decoder:
         kernels: Kernels,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        quantization: str | None = None,
     ) -> None:
         self.config = config
         self.kernels = kernels
         self.dtype = dtype
         self.device = torch.device(device)
-        reader = Reader(config, weights, dtype, self.device)
+        self._quantization = quantization
+        self._num_saved = 0
+        # Read wide, tensors that a file has in 8 bits come back as they are there.
+        read = dtype if quantization is None else activation_dtype(dtype)
+        reader = Reader(config, weights, read, self.device)
         embedding = reader.tensor("model.embed_tokens.weight")
-        self._embedding = kernels.pack(embedding)
+        self._embedding = self._pack(embedding)
         if config.tie_word_embeddings:
             self._head = self._embedding
         else:
-            self._head = kernels.pack(reader.tensor("lm_head.weight"))
+            self._head = self._pack(reader.tensor("lm_head.weight"))
         del embedding
         # As transformers does: rounded to the weights' dtype, in which such models were trained.
         self._embedding_scale = float(torch.tensor(config.embedding_scale).to(dtype))
@@ -93,7 +100,12 @@ class Decoder:
             for i in range(config.num_layers)
         ]
         self._norm = reader.norm("model.norm")
-        self.weight_bytes = reader.num_bytes
+        self.weight_bytes = reader.num_bytes - self._num_saved
+
+    def _pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        stored = as_stored(weight, self._quantization)
+        self._num_saved += weight.nbytes - stored.nbytes
+        return self.kernels.pack(stored, bias)
 
     def _rope_tables(self) -> dict[Rope, tuple[Tensor, Tensor]]:
         config = self.config
@@ -104,7 +116,7 @@ class Decoder:
         }
 
     def _block(self, reader: Reader, index: int, tables: tuple[Tensor, Tensor]) -> Block:
-        config, pack = self.config, self.kernels.pack
+        config, pack = self.config, self._pack
         name = f"model.layers.{index}"
         attention, post = f"{name}.self_attn", config.post_norms
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from foredraft.core.errors import ModelError
 from foredraft.kernels.catalog import load_kernels
 from foredraft.kernels.interface import Kernels
+from foredraft.kernels.quantized import check_quantization
 from foredraft.models.config import ModelConfig
 from foredraft.models.decoder import Decoder, activation_dtype
 from foredraft.models.gguf import GGUFFile
@@ -69,6 +70,7 @@ def load_model(
     device: torch.device | str = "cpu",
     kernels: str = "auto",
     num_threads: int | None = None,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Load a built-in name (fetched on first use), a Hugging Face directory or a `.gguf` file.
 
@@ -78,11 +80,15 @@ def load_model(
         device: "cpu", "cuda" or "cuda:N".
         kernels: "auto", "native" or "reference"; see `kernels.catalog.load_kernels`.
         num_threads: of the native kernels; None: every core.
+        quantization: "q8_0": linears and embedding in 8 bits; those that a GGUF file has in Q8_0
+            as they are. None: in `dtype`.
 
     Raises:
+        ConfigError: for an unknown quantization.
         ModelError: for an unknown name, files that cannot be used, an unknown dtype or kernels
             that cannot serve it.
     """
+    check_quantization(quantization)
     path = resolve(name_or_path)
     place = _device(device)
     try:
@@ -99,7 +105,7 @@ def load_model(
         )
     try:
         with _one_torch_thread():
-            decoder = Decoder(config, weights, chosen, weight_dtype, place)
+            decoder = Decoder(config, weights, chosen, weight_dtype, place, quantization)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     return LoadedModel(

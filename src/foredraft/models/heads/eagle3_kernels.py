@@ -18,6 +18,7 @@ from foredraft.core.errors import ModelError
 from foredraft.kernels.block import Block
 from foredraft.kernels.catalog import check_head_dim
 from foredraft.kernels.interface import Segment
+from foredraft.kernels.quantized import as_stored, check_quantization
 from foredraft.models.decoder import activation_dtype
 from foredraft.models.heads.eagle3 import DraftLayer, Eagle3
 from foredraft.models.load import LoadedModel
@@ -26,8 +27,12 @@ from foredraft.models.load import LoadedModel
 class KernelEagle3:
     """A head beside its target: its kernels, its dtype, its embedding where the head has none."""
 
-    def __init__(self, head: Eagle3, target: LoadedModel) -> None:
-        """Raises ModelError for attention heads that the target's kernels don't serve."""
+    def __init__(self, head: Eagle3, target: LoadedModel, quantization: str | None = None) -> None:
+        """Raises ModelError for attention heads that the target's kernels don't serve, ConfigError
+        for an unknown `quantization`.
+        """
+        check_quantization(quantization)
+        self._quantization = quantization
         config = self.config = head.config
         try:
             check_head_dim(target.model.kernels.name, config.head_dim)
@@ -75,8 +80,9 @@ class KernelEagle3:
         """Weights of linears that read the same input, as one."""
         target = self._target
         weight = torch.cat([each.detach() for each in weights]).to(target.device, target.dtype)
-        self.weight_bytes += weight.numel() * weight.element_size()
-        return self._kernels.pack(weight)
+        stored = as_stored(weight, self._quantization)
+        self.weight_bytes += stored.nbytes
+        return self._kernels.pack(stored)
 
     def _norm(self, weight: Tensor) -> Tensor:
         return weight.detach().to(self._target.device, self._wide).contiguous()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foredraft.kernels.quantized import as_stored, check_quantization
 from foredraft.models.heads.medusa import Medusa
 from foredraft.models.load import LoadedModel
 
@@ -21,7 +22,10 @@ class KernelMedusa:
     Of that the rows that can be drafted are kept once more.
     """
 
-    def __init__(self, heads: Medusa, target: LoadedModel) -> None:
+    def __init__(self, heads: Medusa, target: LoadedModel, quantization: str | None = None) -> None:
+        """Raises ConfigError for an unknown `quantization`."""
+        check_quantization(quantization)
+        self._quantization = quantization
         config = self.config = heads.config
         self._target = target
         self._kernels = target.model.kernels
@@ -46,8 +50,9 @@ class KernelMedusa:
     def _pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
         target = self._target
         weight = weight.detach().to(target.device, target.dtype)
-        self.weight_bytes += weight.numel() * weight.element_size()
-        return self._kernels.pack(weight, None if bias is None else bias.detach())
+        stored = as_stored(weight, self._quantization)
+        self.weight_bytes += stored.nbytes
+        return self._kernels.pack(stored, None if bias is None else bias.detach())
 
     def logits(self, index: int, x: Tensor) -> Tensor:
         """The target's last hidden states `[R, H]`, behind its final norm -> `[R, V]` of one head,
