@@ -136,8 +136,9 @@ def _export_head(
         }
         sys.stdout.write(json.dumps(facts) + "\n")
         return
-    config = json.dumps(written.speculative_config)
-    arguments = written.arguments or ("--speculative-config", config)
+    arguments = written.arguments
+    if to is not Engine.SGLANG:
+        arguments = ("--speculative-config", json.dumps(written.speculative_config), *arguments)
     sys.stdout.write(
         f"{visible(str(written.directory))}: {written.method} for {written.engine}, "
         f"{written.num_bytes / 2**20:,.1f} MiB\n"

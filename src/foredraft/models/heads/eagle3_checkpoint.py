@@ -28,9 +28,9 @@ from foredraft.models.heads.files import (
     integers,
     write_head,
 )
+from foredraft.models.heads.layer_fields import read_layer
 from foredraft.models.heads.reduced import check_draft_ids
 from foredraft.models.hf_config import read_json, refuse_unread
-from foredraft.models.hf_config_rope import read_positions
 from foredraft.models.hf_writer import positions_to_json
 from foredraft.models.safetensors_weights import SafetensorsWeights
 
@@ -81,7 +81,17 @@ def load_eagle3(
 
 def save_eagle3(head: Eagle3, directory: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a head as a plain checkpoint. Raises ModelError, OSError; see `write_head`."""
-    write_head(Path(directory), eagle3_config_to_json(head.config), head.state_dict(), dtype)
+    write_head(Path(directory), eagle3_config_to_json(head.config), eagle3_tensors(head), dtype)
+
+
+def eagle3_tensors(head: Eagle3) -> dict[str, Tensor]:
+    """What a plain checkpoint holds. Where every token can be drafted the two tensors that say
+    which are left out: vLLM refuses them there.
+    """
+    config, tensors = head.config, head.state_dict()
+    if config.draft_vocab_size == config.vocab_size:
+        del tensors[_MAP], tensors[_SET]
+    return tensors
 
 
 def read_eagle3_config(values: Mapping[str, Any], source: str, own_embedding: bool) -> Eagle3Config:
@@ -109,27 +119,14 @@ def _config(
     fields: Fields, layer: Fields, own_embedding: bool, *, norm_before_residual: bool
 ) -> Eagle3Config:
     """`layer` holds the keys of a Llama's config, `fields` those of the head."""
-    _check_fixed(layer)
-    hidden, heads = layer.integer("hidden_size"), layer.integer("num_attention_heads")
-    head_dim = layer.integer("head_dim", max(1, hidden // heads))
-    count = layer.integer("max_position_embeddings", 2048)
-    positions = read_positions(layer, head_dim, count)
-    vocab_size = layer.integer("vocab_size")
+    of_layer = read_layer(layer)
     target, own = _nested(fields, "eagle_config"), _nested(fields, OWN)
     if not target.flag("use_aux_hidden_state", True):
         raise target.fail("use_aux_hidden_state", "true")
     config = Eagle3Config(
-        hidden_size=hidden,
-        intermediate_size=layer.integer("intermediate_size"),
-        num_heads=heads,
-        num_kv_heads=layer.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        vocab_size=vocab_size,
-        draft_vocab_size=fields.integer("draft_vocab_size", vocab_size),
-        max_position_embeddings=positions.count,
-        rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
-        rope=positions.rope,
-        target_hidden_size=fields.integer("target_hidden_size", hidden),
+        **of_layer,
+        draft_vocab_size=fields.integer("draft_vocab_size", of_layer["vocab_size"]),
+        target_hidden_size=fields.integer("target_hidden_size", of_layer["hidden_size"]),
         feature_layers=_feature_layers(fields, target),
         norm_before_residual=fields.flag("norm_before_residual", norm_before_residual),
         norm_output=fields.flag("norm_output", False),
@@ -140,20 +137,6 @@ def _config(
     refuse_unread(fields, "an EAGLE-3 head")
     refuse_unread(target, "an EAGLE-3 head")
     return config
-
-
-def _check_fixed(layer: Fields) -> None:
-    """What an EAGLE-3 layer has no choice of here."""
-    if layer.integer("num_hidden_layers", 1) != 1:
-        raise layer.fail("num_hidden_layers", "1")
-    if layer.text("hidden_act", "silu") not in ("silu", "swish"):
-        raise layer.fail("hidden_act", "silu")
-    for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
-        if layer.flag(key, False):
-            raise layer.fail(key, "false")
-    if not layer.flag("use_sliding_window", False):
-        layer.value("max_window_layers")
-    layer.integer("pretraining_tp", 1)  # another way to sum the same products
 
 
 def _nested(fields: Fields, key: str) -> Fields:

@@ -17,7 +17,12 @@ from torch import Tensor
 from foredraft.core.errors import ModelError
 from foredraft.models.config import ModelConfig
 from foredraft.models.fingerprint import fingerprint
-from foredraft.models.heads.eagle3_checkpoint import eagle3_config_to_json, load_eagle3
+from foredraft.models.heads.config import MedusaConfig
+from foredraft.models.heads.eagle3_checkpoint import (
+    eagle3_config_to_json,
+    eagle3_tensors,
+    load_eagle3,
+)
 from foredraft.models.heads.files import head_directory, write_head
 from foredraft.models.heads.medusa_checkpoint import load_medusa, save_medusa
 from foredraft.models.hf_config import read_json
@@ -29,6 +34,8 @@ DEFAULT_DRAFT_LENGTH = 4
 _EMBEDDING = "embed_tokens.weight"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _MEDUSA_KEYS = ("num_heads", "medusa_num_heads")
+# vLLM (0.32) doesn't count `token_map` among what it has read, and takes it for missing.
+_UNTRACKED = ("--model-loader-extra-config", '{"enable_weights_track": false}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class ExportedHead:
     method: str  # "eagle3" or "medusa"
     num_bytes: int  # of all files
     speculative_config: Mapping[str, Any]  # of vLLM, and of this package
-    arguments: tuple[str, ...]  # of the engine's command
+    arguments: tuple[str, ...]  # of the engine's command, beside that config
 
 
 def export_head(
@@ -64,19 +71,23 @@ def export_head(
         raise ModelError(f"unknown engine {engine!r}; valid are {', '.join(ENGINES)}")
     path, place = head_directory(source), Path(directory)
     values = read_json(path / "config.json")
+    arguments: tuple[str, ...] = ()
     if any(key in values for key in _MEDUSA_KEYS):
         method = "medusa"
-        count = _export_medusa(path, place, engine, target)
+        heads = _export_medusa(path, place, engine, target)
+        length = num_speculative_tokens or heads.num_heads
+        if length > heads.num_heads:
+            raise ModelError(f"{length} drafts were asked for; {path} has {heads.num_heads} heads")
+        if engine == VLLM and heads.draft_vocab_size is not None:
+            arguments = _UNTRACKED
     else:
-        method = "eagle3"
-        count = num_speculative_tokens or DEFAULT_DRAFT_LENGTH
+        method, length = "eagle3", num_speculative_tokens or DEFAULT_DRAFT_LENGTH
         _export_eagle3(path, place, engine, target)
-    length = num_speculative_tokens or count
-    if method == "medusa" and length > count:
-        raise ModelError(f"{length} drafts were asked for; {path} has {count} heads")
     config = {"method": method, "model": str(place), "num_speculative_tokens": length}
+    if engine == SGLANG:
+        arguments = _of_sglang(config)
     num_bytes = sum(file.stat().st_size for file in place.iterdir())
-    return ExportedHead(place, engine, method, num_bytes, config, _arguments(engine, config))
+    return ExportedHead(place, engine, method, num_bytes, config, arguments)
 
 
 def _export_eagle3(path: Path, place: Path, engine: str, target: LoadedModel) -> None:
@@ -95,7 +106,7 @@ def _export_eagle3(path: Path, place: Path, engine: str, target: LoadedModel) ->
     values = eagle3_config_to_json(replace(config, feature_layers=layers))
     if engine == SGLANG:
         values = _as_sglang_counts(values, layers, target.config)
-    tensors = head.state_dict()
+    tensors = eagle3_tensors(head)
     if engine == HF and _EMBEDDING not in tensors:
         tensors[_EMBEDDING] = _all_rows(target, target.model.embed)
     write_head(place, values | {"torch_dtype": "bfloat16"}, tensors, torch.bfloat16)
@@ -117,22 +128,27 @@ def _as_sglang_counts(
     return told | {"eagle_config": eagle}
 
 
-def _export_medusa(path: Path, place: Path, engine: str, target: LoadedModel) -> int:
-    """Returns the number of heads. What reads the target's vocabulary head gets a copy: vLLM shares
-    one among heads, but not with the target.
+def _export_medusa(path: Path, place: Path, engine: str, target: LoadedModel) -> MedusaConfig:
+    """What reads the target's vocabulary head gets a copy: vLLM shares one among heads, but not
+    with the target.
     """
     if engine == SGLANG:
         raise ModelError(f"{path}: SGLang runs no Medusa heads")
     rows = _all_rows(target, target.model.head_rows)
     heads = load_medusa(path, target.config, target_sha256=_sha256(target), head=rows)
     config = heads.config
+    if engine == VLLM and config.draft_vocab_size is not None and not config.shared_head:
+        raise ModelError(
+            f"{path}: each head has a reduced vocabulary head of its own; vllm reads a reduced "
+            "one only where all heads share it"
+        )
     if not config.own_head:
         own = replace(config, own_head=True)
         filled = type(heads)(own, heads.draft_ids, rows)
         filled.blocks.load_state_dict(heads.blocks.state_dict())
         heads = filled
     save_medusa(heads, place)
-    return config.num_heads
+    return config
 
 
 def _all_rows(target: LoadedModel, read: Any) -> Tensor:
@@ -146,9 +162,7 @@ def _sha256(target: LoadedModel) -> str | None:
     return fingerprint(target.path) if target.path.exists() else None
 
 
-def _arguments(engine: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    if engine != SGLANG:
-        return ()
+def _of_sglang(config: Mapping[str, Any]) -> tuple[str, ...]:
     length = int(config["num_speculative_tokens"])
     return (
         "--speculative-algorithm",
