@@ -175,3 +175,15 @@ def test_a_plan_and_an_agent_loop_have_their_tables(tmp_path: Path) -> None:
     assert "1 of 1 are within 10%" in text
     assert "| suffix | 300.0 | 5.00x | 80% | 7.50 | yes |" in text
     assert "6.25, at K = 8" in text
+
+
+def test_a_training_run_is_shown_to_its_last_measurement(tmp_path: Path) -> None:
+    measured = [
+        {"tokens": 1000 * i, "mean_acceptance_length": 1 + i / 20, "acceptance_by_position": [0.5]}
+        for i in range(1, 21)
+    ]
+    result = {**DECODE, "kind": "training", "runs": [{"method": "x", "measured": measured}]}
+    (tmp_path / "training.json").write_text(json.dumps(result))
+    lines = [line for line in figures(tmp_path).splitlines() if line.startswith("| x ")]
+    assert 5 <= len(lines) <= 8
+    assert lines[-1] == "| x | 20,000 | 2.00 | 50.0% |"

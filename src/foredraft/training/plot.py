@@ -1,6 +1,6 @@
-"""A training run as a picture: loss, and acceptance by position as it rose.
+"""Training runs as pictures: loss, and acceptance as it rose.
 
-Knows matplotlib, which is an extra, and a run's log.
+Knows matplotlib, which is an extra, and runs' logs.
 """
 
 from __future__ import annotations
@@ -38,4 +38,34 @@ def training_png(records: Sequence[Mapping[str, Any]], title: str) -> bytes:
         right.legend(fontsize=8)
     target = io.BytesIO()
     figure.savefig(target, format="png", dpi=120)
+    return target.getvalue()
+
+
+def curves_svg(runs: Sequence[Mapping[str, Any]]) -> bytes:
+    """Mean acceptance length of several runs against the tokens they had learned from, as SVG.
+
+    Each of `runs` has its `method` and what it `measured`, records of a log.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.subplots()
+    for run in runs:
+        measured = run["measured"]
+        axes.plot(
+            [each["tokens"] / 1000 for each in measured],
+            [each["mean_acceptance_length"] for each in measured],
+            marker=".",
+            label=run["method"],
+        )
+    axes.set_xlabel("thousand tokens learned from")
+    axes.set_ylabel("mean acceptance length, held-out answers")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    target = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "foredraft"}):
+        figure.savefig(target, format="svg", metadata={"Date": None})
     return target.getvalue()
