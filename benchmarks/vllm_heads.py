@@ -145,7 +145,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         target = loaded.path
         if not target.is_dir():
             target = Path(folder) / "target"
-            export_layers(arguments.model, target, loaded.config.num_layers)
+            export_layers(arguments.model, target, loaded.config.num_layers, dtype=arguments.dtype)
         runs = [
             compare(
                 arguments, loaded, target, head, [ids for _, ids in prompts],

@@ -21,6 +21,7 @@ BUILT_IN: Mapping[str, str] = {
     "cascade": "foredraft.drafters.cascade:CascadeDrafter",
     "combined": "foredraft.drafters.combined:CombinedDrafter",
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",
+    "eagle": "foredraft.drafters.earlier_eagle:EarlierEagleDrafter",
     "eagle3": "foredraft.drafters.eagle:EagleDrafter",
     "early_exit": "foredraft.drafters.early_exit:EarlyExitDrafter",
     "grammar": "foredraft.drafters.grammar:GrammarDrafter",

@@ -23,6 +23,7 @@ from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, Step
 from foredraft.drafters.tree_growth import NO_TREE, TreeGrower, TreeShape
 from foredraft.kernels.interface import Segment
 from foredraft.models.heads.belonging import check_checksum, check_target
+from foredraft.models.heads.eagle import Eagle, KernelEagle
 from foredraft.models.heads.eagle3 import Eagle3
 from foredraft.models.heads.eagle3_checkpoint import load_eagle3
 from foredraft.models.heads.eagle3_kernels import KernelEagle3
@@ -97,7 +98,7 @@ class EagleDrafter:
 
     def __init__(
         self,
-        model: str | Path | Eagle3,
+        model: str | Path | Eagle3 | Eagle,
         target: LoadedModel,
         num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH,
         draft_sample_method: str = PROBABILISTIC,
@@ -117,8 +118,7 @@ class EagleDrafter:
         """
         self.sampled = check_sample_method(draft_sample_method)
         shape = TreeShape.of(draft_tree, draft_tree_branching, sampled=self.sampled)
-        head = model if isinstance(model, Eagle3) else _load(model, target)
-        self.head = KernelEagle3(head, target, quantization)
+        self.head, depths = self._open_head(model, target, quantization)
         self._grower: Grower[Any] = (
             ChainGrower(self.sampled) if shape is None else TreeGrower(shape, self.sampled)
         )
@@ -130,9 +130,17 @@ class EagleDrafter:
             weight_bytes=self.head.weight_bytes,
             costs_passes=True,
             max_positions=self.head.config.max_position_embeddings,
-            feature_layers=_check(head, target),
+            feature_layers=depths,
         )
         self._told: dict[str, Told] = {}
+
+    def _open_head(
+        self, model: Any, target: LoadedModel, quantization: str | None
+    ) -> tuple[KernelEagle3 | KernelEagle, tuple[int, ...]]:
+        """The head over the target's kernels, and the depths of the target that it reads."""
+        head = model if isinstance(model, Eagle3) else _load(model, target)
+        depths = _check(head, target)
+        return KernelEagle3(head, target, quantization), depths
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         drafting = [_Drafting(self._open(request)) for request in requests]

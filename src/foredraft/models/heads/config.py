@@ -42,18 +42,7 @@ class Eagle3Config:
     target_sha256: str | None = None  # `models.fingerprint` of the target it was trained for
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ModelError(
-                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key/value "
-                "heads evenly"
-            )
-        if self.head_dim % 2 or self.head_dim > MAX_HEAD_DIM:
-            raise ModelError(f"head_dim is {self.head_dim}; expected even, at most {MAX_HEAD_DIM}")
-        if 4 * self.max_position_embeddings * self.head_dim > MAX_TABLE_BYTES:
-            raise ModelError(
-                f"max_position_embeddings is {self.max_position_embeddings}, at most "
-                f"{MAX_TABLE_BYTES // (4 * self.head_dim)} fit with head_dim {self.head_dim}"
-            )
+        _check_attention(self)
         if self.draft_vocab_size > self.vocab_size:
             raise ModelError(
                 f"draft_vocab_size {self.draft_vocab_size} is more than the vocab_size "
@@ -86,6 +75,31 @@ class Eagle3Config:
 def default_feature_layers(count: int) -> tuple[int, int, int]:
     """EAGLE-3's three depths in a target of `count` layers (2503.01840's code)."""
     return min(2, count), count // 2, max(0, count - 3)
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """One decoder layer over the target's last hidden states and embeddings (EAGLE-1, 2401.15077).
+
+    Raises ModelError for sizes that cannot belong together.
+    """
+
+    hidden_size: int  # the target's
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int  # the target's, padding rows included
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: Rope
+    fc_bias: bool = True
+    qkv_bias: bool = False
+    own_embedding: bool = False  # in place of the target's
+    own_head: bool = False  # likewise
+
+    def __post_init__(self) -> None:
+        _check_attention(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +144,18 @@ class MedusaConfig:
     def num_outputs(self) -> int:
         """Rows of a vocabulary head."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+
+def _check_attention(config: Eagle3Config | EagleConfig) -> None:
+    if config.num_heads % config.num_kv_heads:
+        raise ModelError(
+            f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key/value "
+            "heads evenly"
+        )
+    if config.head_dim % 2 or config.head_dim > MAX_HEAD_DIM:
+        raise ModelError(f"head_dim is {config.head_dim}; expected even, at most {MAX_HEAD_DIM}")
+    if 4 * config.max_position_embeddings * config.head_dim > MAX_TABLE_BYTES:
+        raise ModelError(
+            f"max_position_embeddings is {config.max_position_embeddings}, at most "
+            f"{MAX_TABLE_BYTES // (4 * config.head_dim)} fit with head_dim {config.head_dim}"
+        )

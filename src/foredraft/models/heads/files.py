@@ -6,7 +6,7 @@ Knows names, shapes and the safetensors format; knows no head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,24 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     in. Raises ModelError unless they are exactly its parameters.
     """
     parameters = dict(module.named_parameters())
-    check_names(parameters.keys(), tensors.keys(), source)
+    check_tensors({name: each.shape for name, each in parameters.items()}, tensors, source)
     for name, parameter in parameters.items():
+        parameter.data.copy_(tensors[name])
+
+
+def check_tensors(
+    shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, Tensor], source: str
+) -> None:
+    """Raises ModelError unless `tensors` are exactly those of `shapes`, of finite floats."""
+    check_names(shapes.keys(), tensors.keys(), source)
+    for name, shape in shapes.items():
         tensor = tensors[name]
-        if tensor.shape != parameter.shape or tensor.dtype not in FLOAT_DTYPES:
+        if tuple(tensor.shape) != tuple(shape) or tensor.dtype not in FLOAT_DTYPES:
             raise ModelError(
-                f"{source}: tensor {name} is {_words(tensor)}, expected floats "
-                f"{list(parameter.shape)}"
+                f"{source}: tensor {name} is {_words(tensor)}, expected floats {list(shape)}"
             )
         if not bool(torch.isfinite(tensor).all()):
             raise ModelError(f"{source}: tensor {name} holds what is no finite number")
-        parameter.data.copy_(tensor)
 
 
 def check_names(expected: Any, given: Any, source: str) -> None:
