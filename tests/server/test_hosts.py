@@ -5,6 +5,7 @@ may have made a name of its own mean this machine.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -50,6 +51,26 @@ def test_only_names_of_the_server_are_answered(named: Running) -> None:
         for path in document["paths"].values()
         for operation in path.values()
     )
+
+
+def test_a_target_with_a_host_in_it_names_the_host(named: Running) -> None:
+    """RFC 9112, 3.2.2: whatever the header says."""
+
+    def status(target: str, host: str) -> int:
+        with socket.create_connection(named.address, 30) as client:
+            client.sendall(f"GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+            return int(client.recv(4000).split()[1])
+
+    for target, expected in (
+        ("http://localhost:8000/v1/models", 200),
+        ("HTTP://127.0.0.1/health?a=b", 200),
+        ("https://models.example", 200),
+        ("http://localhost/v1/nothing", 404),
+        ("http://example.org/v1/models", 421),
+        ("http:///v1/models", 421),
+    ):
+        for host in ("localhost", "example.org"):
+            assert status(target, host) == expected, target
 
 
 def test_without_names_every_host_is_answered(server: Running) -> None:

@@ -132,6 +132,48 @@ def test_paths_and_methods_that_are_not_there(server: Running) -> None:
         assert "access-control-allow-origin" not in client.get("/health").headers
 
 
+def test_a_head_is_a_get_without_its_body(server: Running) -> None:
+    with server.http() as client:
+        for path in ("/health", "/ready", "/version", "/v1/models", f"/v1/models/{NAME}", "/"):
+            head, whole = client.head(path), client.get(path)
+            assert head.content == b""
+            assert head.status_code == whole.status_code == 200
+            assert head.headers["content-length"] == str(len(whole.content))
+            assert head.headers["content-type"] == whole.headers["content-type"]
+        assert client.head("/metrics").status_code == 200
+        assert client.head("/v1/nothing").status_code == 404
+        assert client.head("/v1/completions").status_code == 405
+        assert client.get("/health").json() == {"status": "ok"}  # on the same connection
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [99_999]}, "prompt"),
+        ({"speculation": {"num_speculative_tokens": 99}}, "speculation.num_speculative_tokens"),
+        ({"temperature": -1}, "temperature"),
+    ],
+    ids=str,
+)
+def test_limits_name_the_field_that_they_are_of(
+    fields: dict[str, Any], param: str, server: Running
+) -> None:
+    with server.http() as client:
+        answer = client.post("/v1/completions", json=BODY | fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_an_answer_that_no_pool_could_hold_is_refused_by_its_limit(loaded: LoadedModel) -> None:
+    engine = AsyncEngine(loaded, kv_cache_gib=64 * 2**10 / 2**30)
+    with serving(engine) as small, small.http() as client:
+        answer = client.post("/v1/completions", json=BODY | {"max_tokens": 500})
+    asyncio.run(engine.close())
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "max_tokens")
+    assert "lower max_tokens" in error["message"]
+
+
 def test_web_pages_may_ask_only_where_they_are_named(gated: AsyncEngine) -> None:
     with serving(gated, cors_origins=("https://a.example",)) as server, server.http() as client:
         for origin, allowed in (

@@ -7,10 +7,10 @@ is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer import Context, Option
 
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 PANEL_LISTEN, PANEL_LIMITS, PANEL_ANSWERS = "Where and for whom", "Limits", "Answers"
 MEBIBYTE = 1 << 20
+# What a file may have for an option of a type; any other is text.
+_TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "an integer"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+}
 
 
 def _listen(*names: str, words: str, value: str | None) -> Any:
@@ -200,12 +206,13 @@ def server_settings(
 def from_file(context: Context, path: Path | None) -> Path | None:
     """Take the command's defaults from a TOML file: what is given on the command line goes first.
 
-    Raises ConfigError for a key that is no option.
+    Raises ConfigError for a key that is no option, and for a value of another type.
     """
     if path is None:
         return None
     values = read_toml(str(path), "--config")
-    names = sorted(_options(context) - {"config", "help"})
+    options = get_type_hints(context.command.callback)
+    names = sorted(options.keys() - {"config", "return"})
     unknown = sorted(set(values) - set(names))
     if unknown:
         raise ConfigError(
@@ -214,13 +221,34 @@ def from_file(context: Context, path: Path | None) -> Path | None:
     table = values.get(TABLE)
     if isinstance(table, dict):
         values[TABLE] = json.dumps(table)
+    for name, value in values.items():
+        expected = _unlike(options[name], value)
+        if expected is not None:
+            raise ConfigError(
+                f"--config {str(path)!r} has {name} = {ascii(value)[:60]}; expected {expected}"
+            )
     context.default_map = {**(context.default_map or {}), **values}
     return path
 
 
-def _options(context: Context) -> set[str]:
-    parameters: Sequence[Any] = context.command.params
-    return {str(each.name) for each in parameters}
+def _unlike(hint: Any, value: Any) -> str | None:
+    """What an option of that type expects, where `value` isn't it: a command line has text alone,
+    and would take "7" for a number. A number may stand for its text.
+    """
+    kind = next((each for each in get_args(hint) if get_origin(each) is list), hint)
+    if get_origin(kind) is list:
+        if isinstance(value, list) and all(
+            _unlike(*get_args(kind), each) is None for each in value
+        ):
+            return None
+        return f"a list of values, each {_expected(*get_args(kind))[1]}"
+    types, words = _expected(kind)
+    return None if type(value) in types else words
+
+
+def _expected(hint: Any) -> tuple[tuple[type, ...], str]:
+    kinds = [each for each in get_args(hint) or (hint,) if each in _TYPES]
+    return _TYPES[kinds[0]] if kinds else ((str, int, float), "text")
 
 
 ConfigOption = Annotated[

@@ -147,8 +147,10 @@ def _choices(choices: object) -> tuple[str, ...]:
 
 
 def _check_text(kind: str, text: object) -> None:
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str):
         raise InvalidRequest(f"structured_outputs.{kind} must be text, got {_short(text)}")
+    if not text:
+        raise InvalidRequest(f"structured_outputs.{kind} must hold text, it is empty")
     _check_length(kind, text, LONGEST_REGEX if kind == "regex" else LONGEST_TEXT)
     try:
         text.encode()

@@ -134,7 +134,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     )
     prompts = prompts_of(body, state.settings.max_prompts)
     tokenizer = state.engine.tokenizer
-    form = await state.in_thread(CompletionForm, body, tokenizer, params.n, prompts)
+    form = await state.in_thread(CompletionForm, body, tokenizer, params, prompts)
     work = Work(prompts, params, options, bool(body.return_token_origins))
     return await complete(state, request, body, work, form)
 

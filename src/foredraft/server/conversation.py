@@ -6,11 +6,11 @@ here, and that a tool's answer belongs to a call.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from foredraft.server.errors import APIError
+from foredraft.server.json_body import JSONRefusedError, parse_text
 from foredraft.server.schemas import ChatMessage, Text, ToolCall
 
 
@@ -73,14 +73,10 @@ def _check_fields(message: ChatMessage, place: str) -> None:
 def _call(call: ToolCall, place: str) -> dict[str, Any]:
     field, text = f"{place}.function.arguments", call.function.arguments
     try:
-        arguments = json.loads(text, parse_constant=_no_json) if text.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise APIError(400, f"{field} is no JSON: {error}", param=field) from None
+        arguments = parse_text(text) if text.strip() else {}
+    except JSONRefusedError as error:
+        raise APIError(400, f"{field} {error}", param=field) from None
     if not isinstance(arguments, dict):
         raise APIError(400, f"{field} must be a JSON object, got {text[:60]!a}", param=field)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _no_json(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON")

@@ -19,6 +19,12 @@ INVALID, SERVER = "invalid_request_error", "server_error"
 LONGEST_VALUE = 60  # characters of a value that a message repeats
 _FIELD = re.compile(r"[a-z][a-z_]*")
 TOO_LONG = re.compile(r"the prompt has \d+ tokens, the context holds")
+# Messages of the engine that do not begin with the field they are about.
+_ABOUT = (
+    (re.compile(r"the prompt "), "prompt"),
+    (re.compile(r"request \S+ needs \d+ pages "), "max_tokens"),
+    (re.compile(r"num_speculative_tokens "), "speculation.num_speculative_tokens"),
+)
 
 # How completions tell that what their request demands can't be met: no fault of the server's.
 UNMET = re.compile(r"the grammar can't |no token is left ")
@@ -115,10 +121,16 @@ def from_exception(error: BaseException, fields: Sequence[str], retry_after: int
         message = str(error)
         if TOO_LONG.match(message):
             return APIError(400, message, param="prompt", code="context_length_exceeded")
-        found = _FIELD.match(message)
-        param = found.group() if found is not None and found.group() in fields else None
-        return APIError(400, message, param=param)
+        return APIError(400, message, param=_param(message, fields))
     return fault()
+
+
+def _param(message: str, fields: Sequence[str]) -> str | None:
+    """The field that a message of the engine is about."""
+    found = _FIELD.match(message)
+    if found is not None and found.group() in fields:
+        return found.group()
+    return next((field for words, field in _ABOUT if words.match(message)), None)
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> APIError:

@@ -30,13 +30,14 @@ class Form:
     prefix = object = chunk_object = ""
     _text_field = ""  # of a chunk's choice: where what was written stands
 
-    def __init__(self, request: SamplingFields, tokenizer: Tokenizer, n: int) -> None:
+    def __init__(
+        self, request: SamplingFields, tokenizer: Tokenizer, params: SamplingParams
+    ) -> None:
         self._request = request
         self._tokenizer = tokenizer
-        self._n = n
-        self._skip = request.skip_special_tokens is not False
-        stop = request.stop
-        self._stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        self._n = params.n
+        self._skip = params.skip_special_tokens
+        self._stops = params.stop_strings
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         options = request.stream_options
@@ -185,8 +186,7 @@ class ChatForm(Form):
         tools: ToolUse | None = None,
     ) -> None:
         """`tools`: what the answers may call."""
-        super().__init__(request, tokenizer, params.n)
-        self._skip = params.skip_special_tokens
+        super().__init__(request, tokenizer, params)
         self._writers = [MessageWriter(tools) for _ in range(params.n)]
 
     def opening(self, num_prompts: int) -> list[dict[str, Any]]:
@@ -236,10 +236,10 @@ class CompletionForm(Form):
         self,
         request: CompletionRequest,
         tokenizer: Tokenizer,
-        n: int,
+        params: SamplingParams,
         prompts: Sequence[str | Sequence[int]],
     ) -> None:
-        super().__init__(request, tokenizer, n)
+        super().__init__(request, tokenizer, params)
         self._echoed = [
             "" if not request.echo
             else each if isinstance(each, str)
@@ -247,8 +247,8 @@ class CompletionForm(Form):
             for each in prompts
         ]  # fmt: skip
         self._logprobs = [
-            CompletionLogprobs(tokenizer, self._skip, len(self._echoed[at // n]))
-            for at in range(n * len(prompts))
+            CompletionLogprobs(tokenizer, self._skip, len(self._echoed[at // params.n]))
+            for at in range(params.n * len(prompts))
         ]
 
     def opening(self, num_prompts: int) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""Stands before every route: hosts, keys, limits, and an answer whatever breaks behind it.
+"""Stands before every route: forms of requests, hosts, keys, limits, and an answer whatever breaks
+behind it.
 
 Knows ASGI messages; knows no route's fields. It is plain ASGI, so that a client that leaves is seen
 by whoever streams to it.
@@ -7,7 +8,9 @@ by whoever streams to it.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,6 +21,7 @@ from foredraft.server.state import ServerState, logger
 # Whoever watches over the server has no key: these tell nothing about anybody's requests.
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", *page.FILES})
 LONGEST_PATH = 200
+_ABSOLUTE = re.compile(r"https?://(?P<host>[^/]*)(?P<path>/.*)?", re.IGNORECASE | re.DOTALL)
 
 
 class Gate:
@@ -32,11 +36,12 @@ class Gate:
             await self._app(scope, receive, send)
             return
         answer = _Answer(send)
-        began = time.perf_counter()
+        began, method = time.perf_counter(), scope["method"]
+        scope = _usual_form(scope)
         try:
             await self._pass(scope, receive, answer)
         finally:
-            self._note(scope, answer, time.perf_counter() - began)
+            self._note(method, scope, answer, time.perf_counter() - began)
 
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         state = self._state
@@ -58,12 +63,12 @@ class Gate:
             state.log_fault(error, f"{scope['method']} {_path(scope)}")
             await answer.refuse(scope, receive, fault())
 
-    def _note(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+    def _note(self, method: str, scope: Scope, answer: _Answer, seconds: float) -> None:
         # An answer of no route's path is counted together: anybody can ask for any path.
         route = scope.get("route")
         path = getattr(route, "path", "other")
         self._state.metrics.answered(path, answer.status)
-        logger.info("%s %s %d in %.3f s", scope["method"], _path(scope), answer.status, seconds)
+        logger.info("%s %s %d in %.3f s", method, _path(scope), answer.status, seconds)
 
 
 class _Answer:
@@ -132,6 +137,23 @@ class _Body:
         return APIError(
             413, f"the body is larger than the {self._limit} bytes taken here", code="too_large"
         )
+
+
+def _usual_form(scope: Scope) -> Scope:
+    """A copy as routes know requests. A HEAD is a GET whose body the connection leaves out. A
+    target with scheme and host has its path behind them, and says who is asked (RFC 9112, 3.2.2).
+    """
+    told: dict[str, Any] = dict(scope)
+    if told["method"] == "HEAD":
+        told["method"] = "GET"
+    absolute = _ABSOLUTE.match(told["path"])
+    if absolute is not None:
+        told["path"] = absolute["path"] or "/"
+        raw = _ABSOLUTE.match(told["raw_path"].decode("latin-1"))
+        told["raw_path"] = ((raw and raw["path"]) or "/").encode("latin-1")
+        headers = [each for each in told["headers"] if each[0].lower() != b"host"]
+        told["headers"] = [(b"host", absolute["host"].encode("latin-1", "replace")), *headers]
+    return told
 
 
 def _path(scope: Scope) -> str:

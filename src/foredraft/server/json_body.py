@@ -1,4 +1,4 @@
-"""Reads a request's body as JSON, strictly: what two parsers could read differently is refused.
+"""Reads JSON that a client wrote, strictly: what two parsers could read differently is refused.
 
 Knows bytes and JSON; knows no field. UTF-8 alone, every key once, numbers that are numbers, and
 bounds on depth and on digits.
@@ -16,15 +16,27 @@ from foredraft.server.errors import APIError
 
 MAX_DEPTH = 128
 MAX_DIGITS = 32
+_TOO_DEEP = f"is nested more than {MAX_DEPTH} deep"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
+class JSONRefusedError(ValueError):
+    """What is wrong, as it follows the name of what was read."""
+
+
 def parse_body(data: bytes) -> Any:
-    """The value. Raises APIError (400) that says what is wrong."""
+    """The value of a request's body. Raises APIError (400) that says what is wrong."""
     try:
-        text = data.decode("utf-8")
+        return parse_text(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise _refused(f"is not UTF-8 at byte {error.start}") from None
+        what = f"is not UTF-8 at byte {error.start}"
+    except JSONRefusedError as error:
+        what = str(error)
+    raise APIError(400, f"the body {what}", code="invalid_json")
+
+
+def parse_text(text: str) -> Any:
+    """The value of a text. Raises JSONRefusedError."""
     try:
         value = json.loads(
             text,
@@ -34,9 +46,9 @@ def parse_body(data: bytes) -> Any:
             parse_float=_number,
         )
     except json.JSONDecodeError as error:
-        raise _refused(f"is not JSON: {error.msg} at character {error.pos}") from None
+        raise JSONRefusedError(f"is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise JSONRefusedError(_TOO_DEEP) from None
     _check_depth(value)
     if _SURROGATE.search(text):
         _check_text(value)
@@ -47,24 +59,24 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice, times = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise _refused(f"has the key {twice[:60]!a} {times} times in one object")
+        raise JSONRefusedError(f"has the key {twice[:60]!a} {times} times in one object")
     return found
 
 
 def _no_constant(name: str) -> Any:
-    raise _refused(f"holds {name}, which is no number in JSON")
+    raise JSONRefusedError(f"holds {name}, which is no number in JSON")
 
 
 def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise _refused(f"holds a number of {len(digits)} digits, at most {MAX_DIGITS}")
+        raise JSONRefusedError(f"holds a number of {len(digits)} digits, at most {MAX_DIGITS}")
     return int(digits)
 
 
 def _number(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise _refused("holds a number too large for 64 bits")
+        raise JSONRefusedError("holds a number too large for 64 bits")
     return number
 
 
@@ -74,7 +86,7 @@ def _check_depth(value: Any) -> None:
         level = [each for each in level if isinstance(each, dict | list)]
         depth += bool(level)
         if depth > MAX_DEPTH:
-            raise _too_deep()
+            raise JSONRefusedError(_TOO_DEEP)
         level = [
             child for each in level for child in (each.values() if isinstance(each, dict) else each)
         ]
@@ -89,16 +101,8 @@ def _check_text(value: Any) -> None:
             try:
                 each.encode()
             except UnicodeEncodeError:
-                raise _refused("holds half of a surrogate pair, which is no text") from None
+                raise JSONRefusedError("holds half of a surrogate pair, which is no text") from None
         elif isinstance(each, dict):
             rest += [*each.keys(), *each.values()]
         elif isinstance(each, list):
             rest += each
-
-
-def _too_deep() -> APIError:
-    return _refused(f"is nested more than {MAX_DEPTH} deep")
-
-
-def _refused(what: str) -> APIError:
-    return APIError(400, f"the body {what}", code="invalid_json")
