@@ -17,7 +17,7 @@ import pytest
 
 from foredraft.bench.pace import Pace
 from foredraft.bench.serve.arrivals import Job, Prompt
-from foredraft.bench.serve.engines import variants
+from foredraft.bench.serve.engines import EngineServer, Variant, variants
 from foredraft.bench.serve.plot import draw
 from foredraft.bench.serve.remote import RemoteServer, TokenCounter
 from foredraft.bench.serve.results import comparisons, points
@@ -28,9 +28,12 @@ from foredraft.bench.serve.traces import Figures
 from foredraft.bench.serve.traffic import Chunk
 from foredraft.bench.serve.verdicts import verdicts
 from foredraft.core.errors import UserError
+from foredraft.engine import build
+from foredraft.engine.tally import PlainCosts
 from foredraft.planning.allocation import Objective
 from foredraft.planning.cost import CostCurve
 from foredraft.planning.policy import Judged, Load, StepRecord
+from foredraft.testing.models import tiny_model
 
 POLICY = "adaptive, throughput"
 
@@ -156,6 +159,23 @@ def test_where_drafts_cannot_pay_the_policy_must_see_it() -> None:
     assert found[("steps of width 0", 8)] is False
     assert found[("steps of width 0", 1)] is None  # a fixed width pays there
     assert not any(what == "step overhead" for what, _ in found)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.4])
+def test_a_policy_is_seen_behind_a_threshold_too(
+    threshold: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "cost_curve", lambda *_, **__: CURVE)
+    config = {"method": "ngram", "policy": "adaptive", "draft_confidence_threshold": threshold}
+    server = EngineServer(tiny_model(), Variant("adaptive", config), 0.0, {})
+    policy = server.policy
+    asyncio.run(server.close())
+    assert server.learns
+    assert policy is not None
+    assert policy.costs.curve == CURVE
+    # What plain steps take, in metrics, is by the policy's costs as well.
+    behind = server.engine.engine.scheduler.policy
+    assert PlainCosts().of(Load(1, 1), behind) == CURVE.of_step(1, 1, 0)
 
 
 def test_variants_are_plain_then_widths_then_policies() -> None:

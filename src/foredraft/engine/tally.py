@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from foredraft.core.counts import AcceptanceCounts
 from foredraft.engine.observing import Commit
 from foredraft.engine.request import Request
-from foredraft.planning.adaptive import AdaptivePolicy
+from foredraft.planning.confident import learning
 from foredraft.planning.policy import (
     MAX_TYPES,
     OTHER_TYPES,
@@ -106,8 +106,9 @@ class PlainCosts:
             self._seen[record.load.num_requests] = steps + 1, seconds + record.seconds
 
     def of(self, load: Load, policy: Policy) -> float | None:
-        if isinstance(policy, AdaptivePolicy):
-            curve = policy.costs.curve
+        learns = learning(policy)
+        if learns is not None:
+            curve = learns.costs.curve
             return curve.of_step(load.num_rows, load.num_requests, load.num_positions)
         steps, seconds = self._seen.get(load.num_requests, (0, 0.0))
         return seconds / steps if steps else None

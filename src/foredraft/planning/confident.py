@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from foredraft.planning.adaptive import AdaptivePolicy
 from foredraft.planning.policy import (
     Load,
     Offer,
@@ -58,6 +59,14 @@ class ConfidentOnly:
 
     def release(self, request_id: str) -> None:
         self.policy.release(request_id)
+
+
+def learning(policy: Policy) -> AdaptivePolicy | None:
+    """The policy that learns costs and chooses by them, behind a threshold or not; None: the
+    choice is static.
+    """
+    inner = policy.policy if isinstance(policy, ConfidentOnly) else policy
+    return inner if isinstance(inner, AdaptivePolicy) else None
 
 
 def _part(offer: Offer, nodes: Sequence[int]) -> Offer:

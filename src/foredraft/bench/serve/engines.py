@@ -19,6 +19,7 @@ from foredraft.engine.async_engine import AsyncEngine
 from foredraft.models.load import LoadedModel
 from foredraft.planning.adaptive import AdaptivePolicy
 from foredraft.planning.allocation import Objective
+from foredraft.planning.confident import learning
 
 PLAIN = "plain"
 
@@ -107,8 +108,7 @@ class EngineServer:
     @property
     def policy(self) -> AdaptivePolicy | None:
         """The policy that learns, if there is one."""
-        policy = self.engine.engine.scheduler.policy
-        return policy if isinstance(policy, AdaptivePolicy) else None
+        return learning(self.engine.engine.scheduler.policy)
 
     def check_drafter(self) -> None:
         """Raise RuntimeError if the drafter was given up: what was measured since is plain."""
