@@ -19,6 +19,7 @@ from foredraft.bench.certificate.certify import (
 )
 from foredraft.bench.certificate.check import judge
 from foredraft.bench.certificate.counts import check_counts
+from foredraft.bench.certificate.drafts import Worth
 from foredraft.bench.certificate.draws import Pair, Setting, draw_computed, draw_remembered
 from foredraft.bench.certificate.identity import check_identity
 from foredraft.bench.certificate.law import SETTINGS, check_laws
@@ -99,7 +100,13 @@ def test_a_true_pair_passes_every_check(pair):
     assert {frozenset(check) for check in written["checks"]} == {frozenset(keys)}
     totals = {what: (done, total) for what, done, total in shown}
     assert all(done == total for done, total in totals.values())
-    assert len(found.acceptance["all texts, greedy and coupled"]) == 3
+    (curve,) = found.acceptance.values()
+    assert len(curve) == 3
+    drafts = written["drafts"]
+    assert drafts["accepted_by_position"] == list(curve)
+    # None is made for the last place of a text.
+    assert drafts["right"] == round(curve[0] * drafts["first_tokens"])
+    assert drafts["first_tokens"] > 0
     png = certificate_png(found, pair.target.tokenizer.token_text)
     assert png.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", png[16:24])
@@ -426,6 +433,43 @@ def test_configurations_are_honoured_or_refused(models):
         run(method="absent")
     with pytest.raises(InvalidRequest, match="'long'"):
         certify(target, [Item("long", "chat", ("x" * 300,))], CertifySettings({}), silent)
+
+
+def test_a_damaged_draft_model_passes_and_is_told_from_a_sound_one(models):
+    """Reported fault 73, where shapes can't tell: a square tensor transposed."""
+    target, _ = models
+
+    def worth(draft):
+        pair = Pair(target, DraftModelDrafter(draft, target), 2, "standard")
+        identity = check_identity(pair, PROMPTS, 12, 0, silent)
+        assert all(check.passed for check in identity.checks)
+        return Worth.of(identity.firsts)
+
+    sound = worth(target)
+    assert sound.right == sound.tried > 12
+    assert sound.above_chance
+    assert str(sound).endswith("would be by chance")
+    damaged = worth(tiny_model(seed=77, vocab_size=24, num_layers=1))
+    assert damaged.right < damaged.tried / 2
+    assert not damaged.above_chance
+    assert "damaged weights, another target's" in str(damaged)
+
+
+@pytest.mark.parametrize(
+    ("firsts", "right", "expected"),
+    [
+        ([(1, 1), (2, 2), (3, 3), (4, 4)], 4, 1.0),
+        ([(5, 5)] * 10, 10, 10.0),
+        ([(1, 2), (2, 1), (1, 1), (2, 2)], 2, 2.0),
+        ([(1, 2)], 0, 0.0),
+        ([], 0, 0.0),
+    ],
+    ids=str,
+)
+def test_chance_is_that_of_drafts_made_for_other_places(firsts, right, expected):
+    found = Worth.of(firsts)
+    assert (found.tried, found.right, found.expected) == (len(firsts), right, expected)
+    assert found.above_chance is (right == 4)
 
 
 def test_acceptance_by_position_is_of_all_drafts():

@@ -12,6 +12,7 @@ from typing import Any
 
 from foredraft.bench.certificate.check import Check, judge
 from foredraft.bench.certificate.counts import check_counts
+from foredraft.bench.certificate.drafts import Worth
 from foredraft.bench.certificate.draws import Pair
 from foredraft.bench.certificate.identity import check_identity
 from foredraft.bench.certificate.law import LawSettings, SiteResult, check_laws
@@ -44,6 +45,7 @@ class Certificate:
     facts: Mapping[str, Any]  # what was certified, and how
     sites: Sequence[SiteResult] = ()
     acceptance: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by position
+    worth: Worth | None = None  # of the drafts; None: nothing was run
 
     @property
     def passed(self) -> bool:
@@ -57,8 +59,13 @@ class Certificate:
             "checks": [asdict(check) for check in self.checks],
             "kind": "certificate",
             **self.facts,
+            **({} if self.worth is None else {"drafts": self._drafts(self.worth)}),
             **provenance(),
         }
+
+    def _drafts(self, worth: Worth) -> dict[str, Any]:
+        (by_position,) = self.acceptance.values()
+        return {**worth.as_json(), "accepted_by_position": list(by_position)}
 
 
 def certify(
@@ -113,7 +120,8 @@ def certify_pair(
         )
     }
     seconds = round(time.perf_counter() - begin, 1)
-    return Certificate(checks, {**facts, "seconds": seconds}, laws.sites, acceptance)
+    worth = Worth.of(identity.firsts)
+    return Certificate(checks, {**facts, "seconds": seconds}, laws.sites, acceptance, worth)
 
 
 def by_position(histograms: Sequence[Sequence[int]]) -> list[float]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foredraft.bench.certificate.check import Check
+from foredraft.bench.certificate.drafts import FirstTokens
 from foredraft.bench.certificate.draws import Pair, check_finished
 from foredraft.bench.identity import Committed, Mismatch, Recorder, first_mismatch
 from foredraft.core.sampling import SamplingParams
@@ -34,6 +35,9 @@ class Way:
     chunk: int | None = None
 
 
+PLAIN = Way("plain", 0, at_once=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One request: a prompt, greedy or with a seed."""
@@ -50,6 +54,8 @@ class IdentityResults:
     checks: Sequence[Check]
     outputs: Mapping[str, Sequence[RequestOutput]]
     greedy: Mapping[tuple[int, ...], Sequence[int]]  # prompt -> its plain output
+    # Of every draft of the widest run: its first token, and what was said there.
+    firsts: Sequence[tuple[int, int]]
 
     @property
     def widest(self) -> Sequence[RequestOutput]:
@@ -66,18 +72,21 @@ def check_identity(
     """
     coupled = replace(pair, rule="coupled")
     jobs = _jobs(prompts, max_tokens, seed)
-    plain, _ = _run(None, coupled, jobs, Way("plain", 0, at_once=False), progress)
+    plain, _ = _run(coupled, jobs, PLAIN, progress)
     checks = []
     outputs = {}
+    firsts = FirstTokens(pair.drafter)
     for way in _ways(pair.num_speculative_tokens):
-        rows, outputs[way.name] = _run(pair, coupled, jobs, way, progress)
+        watched = replace(coupled, drafter=firsts) if way.name == ALONE else coupled
+        rows, outputs[way.name] = _run(watched, jobs, way, progress)
         checks.append(_compared(way, jobs, rows, plain, pair.same_bits))
     greedy = {
         tuple(job.prompt): [row.token for row in rows]
         for job, rows in zip(jobs, plain, strict=True)
         if job.params.temperature == 0
     }
-    return IdentityResults(checks, outputs, greedy)
+    drafted = [first for output in outputs[ALONE] for first in firsts.beside(output)]
+    return IdentityResults(checks, outputs, greedy, drafted)
 
 
 def _jobs(prompts: Mapping[str, Sequence[int]], max_tokens: int, seed: int) -> list[Job]:
@@ -97,9 +106,9 @@ def _ways(most: int) -> list[Way]:
 
 
 def _run(
-    pair: Pair | None, coupled: Pair, jobs: Sequence[Job], way: Way, progress: Progress
+    coupled: Pair, jobs: Sequence[Job], way: Way, progress: Progress
 ) -> tuple[list[list[Committed]], list[RequestOutput]]:
-    """What each job committed, and the outputs; without a pair plain decoding's."""
+    """What each job committed, and the outputs."""
     recorder = Recorder()
     size = min(BATCH, len(jobs)) if way.at_once else 1
     sizes: dict[str, Any] = {
@@ -107,7 +116,7 @@ def _run(
         "max_num_seqs": size,
         "prefill_chunk_size": way.chunk,
     }
-    if pair is None:
+    if way is PLAIN:
         llm = LLM(coupled.target, **{**coupled.engine, **sizes})
     else:
         llm = coupled.llm(way.width, **sizes)
