@@ -17,6 +17,9 @@ from foredraft.drafters.ngram_table import NgramTableDrafter
 from foredraft.drafters.ngram_table_file import NgramTableFile
 from foredraft.drafters.suffix_source import most_bytes
 from foredraft.drafters.tables.built_in import TABLES, built_in_table
+from foredraft.models import registry
+from foredraft.models.built_in import BuiltIn, Licence, PackagedFile, Part
+from foredraft.models.fingerprint import fingerprint
 from foredraft.models.load import LoadedModel
 from foredraft.testing.models import tiny_model
 from foredraft.testing.ngram_tables import small_table
@@ -167,6 +170,22 @@ def test_auto_takes_it_where_a_table_comes_with_the_target(target) -> None:
     assert catalog.resolve_method("auto", {}) == "suffix"
     assert catalog.resolve_method("auto", {"model": "m"}, known) == "draft_model"
     assert catalog.resolve_method("auto", {"prompt_lookup_max": 3}, known) == "ngram"
+
+
+def test_a_table_is_found_by_the_models_file_whatever_it_is_called(
+    target, tmp_path, monkeypatch
+) -> None:
+    file, other = tmp_path / "mine.gguf", tmp_path / "other.gguf"
+    file.write_bytes(b"weights")
+    other.write_bytes(b"WEIGHTS")
+    packaged = PackagedFile("a.gguf", fingerprint(file), (Part("p", "m", 7, 7),))
+    model = BuiltIn("smollm2-135m", "1", packaged, Licence("Apache-2.0"), "")
+    monkeypatch.setattr(registry, "BUILT_IN", {model.name: model})
+    named = replace(target, name=str(file), path=file)
+    assert catalog.resolve_method("auto", {}, named) == "ngram_table"
+    assert built_in_table(str(file), file) == built_in_table("smollm2-135m")
+    for wrong in (other, tmp_path, tmp_path / "absent"):
+        assert built_in_table(str(wrong), wrong) is None
 
 
 def test_the_tables_that_come_with_the_package_can_be_read() -> None:

@@ -91,7 +91,7 @@ class NgramTableDrafter:
     @staticmethod
     def suits(target: LoadedModel | None) -> bool:
         """Whether a table comes with this target."""
-        return target is not None and built_in_table(target.name) is not None
+        return target is not None and built_in_table(target.name, target.path) is not None
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         return [self._draft(request) for request in requests]
@@ -156,7 +156,7 @@ class NgramTableDrafter:
 def _table(target: LoadedModel, path: str | None) -> NgramTableFile:
     if path is not None and (not isinstance(path, str) or not path):
         raise ConfigError(f"ngram_table_path must be the path of an n-gram table, got {path!r}")
-    found = built_in_table(target.name) if path is None else Path(path)
+    found = built_in_table(target.name, target.path) if path is None else Path(path)
     if found is None:
         raise ConfigError(
             f"no n-gram table comes with {target.name!r}: `foredraft train ngram` makes one, to be "

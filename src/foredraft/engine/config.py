@@ -188,8 +188,9 @@ class SpeculativeConfig:
                 )
         if self.rejection_sample_method == Rule.BLOCK and proposes_trees:
             raise ConfigError(
-                'rejection_sample_method "block" verifies chains, and this drafter proposes trees; '
-                'valid are "standard" and "coupled", which verify both'
+                'rejection_sample_method "block" verifies chains, and this drafter proposes trees: '
+                'name a "method" that drafts chains, such as "ngram", or use "standard" or '
+                '"coupled", which verify both'
             )
         rates, most = self.synthetic_acceptance_rates, num_speculative_tokens
         if rates is not None and len(rates) != most:

@@ -22,9 +22,11 @@ from typing import Literal
 
 from foredraft.core.errors import ModelError
 from foredraft.models.built_in import BUILT_IN, BuiltIn, Part
+from foredraft.models.fingerprint import fingerprint
 
 __all__ = [
-    "BUILT_IN", "Stage", "built_in", "cache_directory", "cached_path", "licence_path", "pull",
+    "BUILT_IN", "Stage", "built_in", "built_in_name", "cache_directory", "cached_path",
+    "licence_path", "pull",
 ]  # fmt: skip
 
 Stage = Literal["download", "unpack", "verify"]
@@ -51,6 +53,18 @@ def built_in(name: str) -> BuiltIn:
     if name not in BUILT_IN:
         raise ModelError(f"no built-in model {name!r}; built-in are {', '.join(sorted(BUILT_IN))}")
     return BUILT_IN[name]
+
+
+def built_in_name(path: Path) -> str | None:
+    """The built-in model whose file this is, by its size and checksum; None of none."""
+    try:
+        size = path.stat().st_size if path.is_file() else 0
+        for name, model in BUILT_IN.items():
+            if size == model.file.num_bytes and fingerprint(path) == model.file.sha256:
+                return name
+    except (OSError, ModelError):  # it went away, or may not be read: nobody's
+        return None
+    return None
 
 
 def cached_path(name: str, cache_dir: Path | None = None) -> Path | None:
