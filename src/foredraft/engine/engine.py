@@ -39,7 +39,7 @@ from foredraft.engine.step import Outcome, Window, build_windows, verify
 from foredraft.engine.stops import Stop
 from foredraft.engine.trimming import offers_of, trimmed
 from foredraft.models.interface import Model
-from foredraft.planning.policy import NoDrafts, Policy
+from foredraft.planning.policy import NEVER, NoDrafts, Policy
 
 # Request id, position, token, and the row of logits `[V]` it came from (not to be written to).
 Tap = Callable[[str, int, int, Tensor], None]
@@ -218,7 +218,8 @@ class Engine:
             return []
         scheduled = time.perf_counter()
         policy, vocab_size = self.scheduler.policy, self.model.config.vocab_size
-        stopping = policy.stopping(plan.load)
+        wanted = any(row.max_nodes for row in plan.rows)
+        stopping = policy.stopping(plan.load) if wanted else NEVER
         drafts = ask(self.drafter, plan.rows, vocab_size, self.draft_cache, stopping, self.cache)
         drafts = fitted(plan.rows, drafts)
         offers = offers_of(plan, drafts)

@@ -4,7 +4,8 @@ Knows promises and costs, and learns both from the steps it is told of; knows no
 and no clock. Drafting begins only where it promises `MARGIN` more than plain decoding does, and
 ends where it promises less: near the break-even nothing flutters. What is not drafted can't be
 learnt: now and then one request gets a token or two more than pays (a probe), from a credit that
-grows by `PROBE_SHARE` of the time; and a step now and then is plain.
+grows by `PROBE_SHARE` of the time and pays for what the probe took; and a step now and then is
+plain.
 
 Drafts that cost next to nothing and say what they are worth are asked for where they promise
 anything at all, and cut when they are there (`Offers`); for all others the width is settled by
@@ -37,9 +38,9 @@ from foredraft.planning.policy import (
 )
 
 MARGIN = 0.02
-PROBE_SHARE = 0.01  # of the time, at most
+PROBE_SHARE, DEAR_SHARE = 0.01, 0.005  # of the time, at most; the latter of a dear drafter
 PROBE_EVERY = 32  # steps; one that was accepted is followed by another at once
-PROBE_WIDTH = 2
+PROBE_WIDTH = 2  # 1 where each token is paid for: the first is what tells most
 LARGEST_CREDIT = 8  # probes
 FIRST_PLAIN, PLAIN_EVERY = 16, 256  # steps from one plain step to the next at most; doubles
 # Variances, relative: of a measured ratio of costs at the start, what a step adds that doesn't show
@@ -47,9 +48,9 @@ FIRST_PLAIN, PLAIN_EVERY = 16, 256  # steps from one plain step to the next at m
 FIRST_DOUBT, DOUBT_A_STEP, LARGEST_DOUBT = 0.02, 5e-5, 0.02
 FIRST_NOISE = 2.5e-3
 NOISE_RATE = 0.05
-# Steps of one kind that follow one another: every so many is looked at, choice and seconds. What a
-# choice takes comes off every step.
-LOOK_EVERY = 4
+# Plain steps of one kind that follow one another: every so many is looked at, choice and seconds.
+# What a choice takes comes off every step.
+LOOK_EVERY = 16
 DRAFT_RATE = 0.1  # of a step's news about the drafter's own cost
 
 
@@ -97,7 +98,7 @@ class AdaptivePolicy:
         plain_is_due = self._since_plain >= self._plain_every
         if plain_is_due or self._as_before(load):
             widths = [0] * len(requests)
-        elif self._offers.tell and self.costs.draft_ratio < CHEAP:
+        elif self._offers.tell and not self._is_dear:
             widths = self._offers.asks(load, requests, caps, self.costs)
         else:
             widths = self._usual_widths(load, requests, caps)
@@ -130,7 +131,7 @@ class AdaptivePolicy:
 
     def stopping(self, load: Load) -> Stopping:
         """The rule of what pays, for a drafter whose tokens cost something."""
-        if self.costs.draft_ratio < CHEAP:
+        if not self._is_dear:
             return NEVER
         return self._offers.stopping(load, self.max_width, self.costs)
 
@@ -157,7 +158,14 @@ class AdaptivePolicy:
 
     @property
     def _probe_width(self) -> int:
-        return self.max_width if self._all_or_none else PROBE_WIDTH
+        if self._all_or_none:
+            return self.max_width
+        return 1 if self._is_dear else PROBE_WIDTH
+
+    @property
+    def _is_dear(self) -> bool:
+        """Whether drafting a token costs too much to ask on the off chance."""
+        return self.costs.draft_ratio >= CHEAP
 
     def _add_probe(
         self, requests: Sequence[RequestState], caps: Sequence[int], widths: list[int]
@@ -186,31 +194,37 @@ class AdaptivePolicy:
 
     def observe(self, record: StepRecord) -> None:
         """Learn acceptance and costs from a step."""
-        self._learn_draft_ratio(record)
-        probed = self._note_probe(record)
         asked = [judged for judged in record.requests if judged.asked]
-        only_probe = probed and len(asked) == 1 and asked[0].asked <= self._probe_width
-        self._all_or_none = self._all_or_none or any(judged.num_own for judged in asked)
-        if asked or self._since_plain < self._plain_every:
-            self._drafts = bool(asked) and (self._drafts or not only_probe)
-        if self._since_plain >= self._plain_every:
+        plain_was_due = self._since_plain >= self._plain_every
+        probed = self._note_probe(record, asked)
+        if asked:
+            only_probe = probed and len(asked) == 1 and asked[0].asked <= self._probe_width
+            self._drafts = self._drafts or not only_probe
+            self._learn_drafts(record, asked)
+        elif not plain_was_due:
+            self._drafts = False
+        if plain_was_due:
             self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
         self._since_plain = self._since_plain + 1 if record.num_draft_rows else 0
-        dear = self.costs.draft_ratio >= CHEAP
-        for judged in record.requests:
-            self._estimates.add(judged)
-            self._offers.add(judged, dear=dear)
-            if judged.asked and not judged.ended:
-                self._last_draft[judged.id] = self._num_steps
-            if judged.drafted and not judged.ended:
-                self._last_tried[judged.id] = self._num_steps
-        self._offers.add_seconds(record.drafter_seconds, len(asked))
         self._num_steps += 1
         kind = record.load.num_requests, record.load.num_rows, record.num_rows
         self._alike = self._alike + 1 if kind == self._kind and not asked else 0
         self._kind = kind
         if self._alike % LOOK_EVERY == 0:
             self._learn_seconds(record)
+
+    def _learn_drafts(self, record: StepRecord, asked: Sequence[Judged]) -> None:
+        self._learn_draft_ratio(record.drafter_seconds, asked)
+        self._all_or_none = self._all_or_none or any(judged.num_own for judged in asked)
+        dear = self._is_dear
+        for judged in asked:
+            self._estimates.add(judged)
+            self._offers.add(judged, dear=dear)
+            if not judged.ended:
+                self._last_draft[judged.id] = self._num_steps
+                if judged.drafted:
+                    self._last_tried[judged.id] = self._num_steps
+        self._offers.add_seconds(record.drafter_seconds, len(asked))
 
     def release(self, request_id: str) -> None:
         """Forget a request; what it taught of its type stays."""
@@ -219,38 +233,43 @@ class AdaptivePolicy:
         self._last_draft.pop(request_id, None)
         self._last_tried.pop(request_id, None)
 
-    def _note_probe(self, record: StepRecord) -> bool:
+    def _note_probe(self, record: StepRecord, asked: Sequence[Judged]) -> bool:
         """Whether the step carried a probe, as `widths` would have said."""
-        cost = self._probe_seconds(record.load)
-        probed = self._probes(record.load) and any(judged.asked for judged in record.requests)
-        self._credit += PROBE_SHARE * (record.seconds + record.drafter_seconds)
+        probed = bool(asked) and self._probes(record.load)
         self._since_probe += 1
-        if probed:
-            found = any(judged.num_rows for judged in record.requests)
-            accepted = any(judged.accepted for judged in record.requests)
-            spent = cost if found else 0.0
-            if not self._drafts:  # nobody else was asked: what the drafter took is the probe's
-                spent = max(spent, record.drafter_seconds)
-            # A draft model may have had a whole prompt to read first: a debt, to be paid before
-            # the next probe.
-            self._credit -= spent
-            if spent < cost:  # next to nothing: try again soon
-                self._since_probe = PROBE_EVERY // 2
-            elif not accepted or self._drafts:
-                self._since_probe = 0
-        self._credit = min(self._credit, LARGEST_CREDIT * cost)
-        return probed
+        share = DEAR_SHARE if self._is_dear else PROBE_SHARE
+        self._credit += share * (record.seconds + record.drafter_seconds)
+        if not probed:
+            return False
+        load, cost = record.load, self._probe_seconds(record.load)
+        found = any(judged.num_rows for judged in asked)
+        accepted = sum(judged.accepted for judged in asked)
+        spent, brought = cost if found else 0.0, 0.0
+        if not self._drafts:  # nobody else was asked: it is all the probe's
+            plain = self.costs.curve.of_step(load.num_rows, load.num_requests, load.num_positions)
+            # More than twice a plain step is another's doing.
+            more = min(plain, max(0.0, record.seconds - plain)) if found else 0.0
+            spent = max(spent, record.drafter_seconds + more)
+            # Else a dear drafter that is right again would have to wait after each probe.
+            brought = accepted * plain / load.num_rows if self._is_dear else 0.0
+        # A draft model may have had a whole prompt to read first: a debt, to be paid before the
+        # next probe.
+        self._credit = min(self._credit - spent + brought, LARGEST_CREDIT * cost)
+        if spent < cost:  # next to nothing: try again soon
+            self._since_probe = PROBE_EVERY // 2
+        elif not accepted or self._drafts:
+            self._since_probe = 0
+        return True
 
-    def _learn_draft_ratio(self, record: StepRecord) -> None:
-        asked = [judged for judged in record.requests if judged.asked]
-        if not asked or (self._catches_up and any(map(self._skipped, asked))):
+    def _learn_draft_ratio(self, drafter_seconds: float, asked: Sequence[Judged]) -> None:
+        if self._catches_up and any(map(self._skipped, asked)):
             return  # what a draft model reads of what it has missed is no measure of a draft
         passes = 0.0
         for depth in range(max(judged.asked for judged in asked)):
             drafting = sum(1 for judged in asked if judged.asked > depth)
             passes += self.costs.curve.of_rows(drafting)
         ratio = self.costs.draft_ratio
-        ratio += DRAFT_RATE * (record.drafter_seconds / passes - ratio)
+        ratio += DRAFT_RATE * (drafter_seconds / passes - ratio)
         self.costs = Costs(self.costs.curve, ratio)
 
     def _skipped(self, judged: Judged) -> bool:
