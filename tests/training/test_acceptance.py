@@ -129,7 +129,7 @@ def test_an_engine_counts_the_same_of_a_draft_model(
     _check_served(student, loaded, held_out, measuring, config)
 
 
-def _teach(student: Student, answers: Answers) -> None:
+def teach(student: Student, answers: Answers) -> None:
     """A little, so that some of the drafts are accepted."""
     batch = make_batch(answers, range(24), 64, "cpu")
     optimizer = torch.optim.AdamW(student.module.parameters(), lr=1e-2)
@@ -180,7 +180,7 @@ def test_an_engine_counts_the_same_of_a_head(
     else:
         heads = new_medusa(loaded, sha256, None, num_heads=3, num_layers=1, shared_head=False)
         begun = MedusaStudent(heads, target, Objective())
-    _teach(begun, answers[0])
+    teach(begun, answers[0])
     begun.save(tmp_path / "head")
     student = open_student(tmp_path / "head", target, sha256, 3)
     config = {
