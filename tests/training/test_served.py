@@ -1,5 +1,5 @@
-"""Acceptance as `foredraft train eval` measures it on answers, and as a server's metrics show it for
-the same prompts.
+"""Acceptance as `foredraft train eval` measures it on answers, and as a server's metrics show it
+for the same prompts.
 """
 
 from __future__ import annotations
