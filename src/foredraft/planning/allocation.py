@@ -91,13 +91,14 @@ class _Step:
         self._filled += filled
         if depth == 0:
             self._none *= 1.0 - filled
-        if depth == len(self._drafting):
-            self._drafting.append(0)
-        curve, before = self._costs.curve, self._drafting[depth]
-        self._drafting[depth] = before + 1
-        drafting = curve.of_rows(before + 1) - curve.of_rows(before)
-        reading = curve.row_position_seconds * prospect.num_positions * filled
-        self._beside += self._costs.draft_ratio * drafting + reading
+        curve, ratio = self._costs.curve, self._costs.draft_ratio
+        if ratio:
+            if depth == len(self._drafting):
+                self._drafting.append(0)
+            before = self._drafting[depth]
+            self._drafting[depth] = before + 1
+            self._beside += ratio * (curve.of_rows(before + 1) - curve.of_rows(before))
+        self._beside += curve.row_position_seconds * prospect.num_positions * filled
         self.widths[index] = depth + 1
 
     @property

@@ -35,12 +35,13 @@ class _Worth:
         self.drafts = 0.0
         self.nodes = [0.0] * NUM_BINS
 
-    def add(self, survival: Sequence[float]) -> None:
+    def add(self, bins: Sequence[int]) -> None:
+        """A draft's nodes, by `_bins`."""
         keep = self._keep
         self.drafts = self.drafts * keep + 1.0
-        self.nodes = [each * keep for each in self.nodes]
-        for alive in survival:
-            self.nodes[min(NUM_BINS - 1, int(alive * NUM_BINS))] += 1.0
+        self.nodes = nodes = [each * keep for each in self.nodes]
+        for bin_ in bins:
+            nodes[bin_] += 1.0
 
     def surplus(self, price: float) -> float:
         """What all nodes bring above a price, as far as they do."""
@@ -74,10 +75,10 @@ class Offers:
         survival = self._calibration.survival(judged.id, judged.request_type, offer)
         if dear:
             self._note_beliefs(offer, survival)
-        kind = known_type(self._types, judged.request_type)
-        _of(self._types, kind, TYPE_MEMORY).add(survival)
+        kind, bins = known_type(self._types, judged.request_type), _bins(survival)
+        _of(self._types, kind, TYPE_MEMORY).add(bins)
         if not judged.ended:
-            _of(self._own, judged.id, OWN_MEMORY).add(survival)
+            _of(self._own, judged.id, OWN_MEMORY).add(bins)
         if judged.tried:
             self._calibration.add(judged.id, judged.request_type, judged.tried)
 
@@ -204,6 +205,11 @@ class Offers:
         offer = offers[index]
         survival = self._calibration.survival(offer.id, offer.request_type, offer)
         kept[index] = sorted(best_first(survival)[: max(least, len(kept[index]))])
+
+
+def _bins(survival: Sequence[float]) -> list[int]:
+    last = NUM_BINS - 1
+    return [int(alive * NUM_BINS) if alive < 1.0 else last for alive in survival]
 
 
 def _of(worths: dict[str, _Worth], key: str, memory: float) -> _Worth:
