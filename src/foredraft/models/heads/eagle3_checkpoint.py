@@ -21,18 +21,16 @@ from foredraft.models.heads.belonging import check_target
 from foredraft.models.heads.config import Eagle3Config
 from foredraft.models.heads.eagle3 import Eagle3
 from foredraft.models.heads.files import (
-    CONFIG,
     OWN,
+    HeadFiles,
     fill,
-    head_directory,
     integers,
     write_head,
 )
 from foredraft.models.heads.layer_fields import read_layer
 from foredraft.models.heads.reduced import check_draft_ids
-from foredraft.models.hf_config import read_json, refuse_unread
+from foredraft.models.hf_config import refuse_unread
 from foredraft.models.hf_writer import positions_to_json
-from foredraft.models.safetensors_weights import SafetensorsWeights
 
 PLAIN, SPECULATORS = "LlamaForCausalLMEagle3", "Eagle3Speculator"
 _EMBEDDING = "embed_tokens.weight"
@@ -54,15 +52,12 @@ def load_eagle3(
     Raises ModelError for a config that can't be honoured, for tensors that are missing, unknown or
     of another shape, and for a head of another target.
     """
-    directory = head_directory(path)
-    source = str(directory)
+    files = HeadFiles.open(path)
     tensors = {
-        name.replace(_SPECULATORS_LAYER, _LAYER): tensor
-        for name, tensor in SafetensorsWeights(directory).items()
+        name.replace(_SPECULATORS_LAYER, _LAYER): each for name, each in files.tensors.items()
     }
-    values = read_json(directory / CONFIG)
-    try:
-        config = read_eagle3_config(values, f"{directory / CONFIG}", _EMBEDDING in tensors)
+    with files.named():
+        config = read_eagle3_config(files.values, files.config_source, _EMBEDDING in tensors)
         if target is not None:
             check_target(
                 config.target_hidden_size,
@@ -72,10 +67,9 @@ def load_eagle3(
                 target_sha256,
             )
             config.layers_of(target)
-        head = Eagle3(config, _draft_ids(tensors, config, source), embedding)
-    except ModelError as error:
-        raise error if str(error).startswith(source) else ModelError(f"{source}: {error}") from None
-    fill(head, {name: each for name, each in tensors.items() if name not in (_MAP, _SET)}, source)
+        head = Eagle3(config, _draft_ids(tensors, config, files.source), embedding)
+    stored = {name: each for name, each in tensors.items() if name not in (_MAP, _SET)}
+    fill(head, stored, files.source)
     return head
 
 

@@ -18,10 +18,9 @@ from foredraft.models.fields import Fields
 from foredraft.models.heads.belonging import check_target
 from foredraft.models.heads.config import EagleConfig
 from foredraft.models.heads.eagle import EMBEDDING, FUSED, VOCABULARY, Eagle, tensor_shapes
-from foredraft.models.heads.files import CONFIG, check_tensors, head_directory
+from foredraft.models.heads.files import HeadFiles, check_tensors
 from foredraft.models.heads.layer_fields import read_layer
-from foredraft.models.hf_config import read_json, refuse_unread
-from foredraft.models.safetensors_weights import SafetensorsWeights
+from foredraft.models.hf_config import refuse_unread
 
 ARCHITECTURES = ("LlamaForCausalLM", "EagleLlamaForCausalLM", "LlamaForCausalLMEagle")
 
@@ -33,17 +32,13 @@ def load_eagle(path: str | Path, target: ModelConfig | None = None) -> Eagle:
     Raises ModelError for a config that can't be honoured, for tensors that are missing, unknown or
     of another shape, and for a head of another target.
     """
-    directory = head_directory(path)
-    tensors = dict(SafetensorsWeights(directory).items())
-    source = f"{directory / CONFIG}"
-    config = read_eagle_config(read_json(directory / CONFIG), source, tensors)
-    try:
+    files = HeadFiles.open(path)
+    with files.named():
+        config = read_eagle_config(files.values, files.config_source, files.tensors)
         if target is not None:
             check_target(config.hidden_size, config.vocab_size, None, target, None)
-    except ModelError as error:
-        raise ModelError(f"{directory}: {error}") from None
-    check_tensors(tensor_shapes(config), tensors, str(directory))
-    return Eagle(config, {name: each.to(torch.float32) for name, each in tensors.items()})
+    check_tensors(tensor_shapes(config), files.tensors, files.source)
+    return Eagle(config, {name: each.to(torch.float32) for name, each in files.tensors.items()})
 
 
 def read_eagle_config(

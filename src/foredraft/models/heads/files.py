@@ -6,7 +6,9 @@ Knows names, shapes and the safetensors format; knows no head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from torch import Tensor, nn
 
 from foredraft.core.errors import ModelError
 from foredraft.models.atomic_directory import appearing
+from foredraft.models.hf_config import read_json
 from foredraft.models.hf_writer import write_json
 from foredraft.models.load import expanded
-from foredraft.models.safetensors_weights import SINGLE
+from foredraft.models.safetensors_weights import SINGLE, SafetensorsWeights
 from foredraft.models.weights import FLOAT_DTYPES
 
 CONFIG = "config.json"
@@ -34,6 +37,42 @@ def head_directory(path: str | Path) -> Path:
     if not (directory / CONFIG).exists():
         raise ModelError(f"{directory}: no {CONFIG}; a head's directory holds it and {SINGLE}")
     return directory
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """What lies in a head's directory, as it is stored."""
+
+    directory: Path
+    values: Mapping[str, Any]  # of config.json
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def open(cls, path: str | Path) -> HeadFiles:
+        """Raises ModelError where there is no head, and for files that can't be read."""
+        directory = head_directory(path)
+        tensors = dict(SafetensorsWeights(directory).items())
+        return cls(directory, read_json(directory / CONFIG), tensors)
+
+    @property
+    def source(self) -> str:
+        """As errors name it."""
+        return str(self.directory)
+
+    @property
+    def config_source(self) -> str:
+        """... and its config.json."""
+        return str(self.directory / CONFIG)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """A ModelError from within names the directory, where it didn't."""
+        try:
+            yield
+        except ModelError as error:
+            if str(error).startswith(self.source):
+                raise
+            raise ModelError(f"{self.source}: {error}") from None
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:

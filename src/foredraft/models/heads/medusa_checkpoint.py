@@ -20,17 +20,15 @@ from foredraft.models.fields import Fields
 from foredraft.models.heads.belonging import check_target
 from foredraft.models.heads.config import MedusaConfig
 from foredraft.models.heads.files import (
-    CONFIG,
     OWN,
+    HeadFiles,
     fill,
-    head_directory,
     integers,
     write_head,
 )
 from foredraft.models.heads.medusa import Medusa
 from foredraft.models.heads.reduced import check_draft_ids
-from foredraft.models.hf_config import read_json, refuse_unread
-from foredraft.models.safetensors_weights import SafetensorsWeights
+from foredraft.models.hf_config import refuse_unread
 
 _MAP = "token_map"
 _PREFIX = "medusa_heads."
@@ -53,12 +51,9 @@ def load_medusa(
     Raises ModelError for a config that can't be honoured, for tensors that are missing, unknown or
     of another shape, and for heads of another target.
     """
-    directory = head_directory(path)
-    source = str(directory)
-    tensors = dict(SafetensorsWeights(directory).items())
-    values = read_json(directory / CONFIG)
-    try:
-        config, tensors = _read(values, f"{directory / CONFIG}", tensors, target)
+    files = HeadFiles.open(path)
+    with files.named():
+        config, tensors = _read(files.values, files.config_source, files.tensors, target)
         if target is not None:
             facts = config.hidden_size, config.vocab_size, config.target_sha256
             check_target(*facts, target, target_sha256)
@@ -67,15 +62,13 @@ def load_medusa(
             if _MAP not in tensors:
                 raise ModelError(f"missing tensor {_MAP}, for the vocabulary is reduced")
             count = config.draft_vocab_size
-            ids = integers(tensors.pop(_MAP), _MAP, (count,), source)
+            ids = integers(tensors.pop(_MAP), _MAP, (count,), files.source)
             order = ids.argsort()
             ids = ids[order]
             check_draft_ids(ids, count, config.vocab_size)
             tensors = _own_rows(tensors, order, ids, config.vocab_size)
         heads = Medusa(config, ids, head)
-    except ModelError as error:
-        raise error if str(error).startswith(source) else ModelError(f"{source}: {error}") from None
-    fill(heads, tensors, source)
+    fill(heads, tensors, files.source)
     return heads
 
 
