@@ -89,6 +89,16 @@ class NgramText {
 
   // The end of the text; `past` are other texts, of which one may be `own`.
   NgramCells cells(const NgramTable& table, const SuffixIndex* past, int64_t own) const;
+
+  struct Child {
+    int32_t token;
+    double probability;
+  };
+  // What may follow the text and a path behind it.
+  std::vector<Child> next(const NgramTable& table, const std::vector<int32_t>& path, const SuffixIndex* past, int64_t own) const {
+    return law(table, context(path), past, own);
+  }
+
   // As SuffixIndex::draft: nothing, and no change, where a token that is known from position `first` on is another.
   std::optional<NgramProposal> draft(const NgramTable& table, int64_t first, const std::vector<int32_t>& tokens, const NgramLimits& limits,
                                      const SuffixIndex* past, int64_t own);
@@ -97,11 +107,6 @@ class NgramText {
   struct Seen {
     int64_t count = 0, position = 0;
   };
-  struct Child {
-    int32_t token;
-    double probability;
-  };
-
   std::vector<int32_t> context(const std::vector<int32_t>& path) const;
   NgramCells cells_after(const NgramTable& table, const std::vector<int32_t>& context, const SuffixIndex* past, int64_t own) const;
   std::vector<Child> law(const NgramTable& table, const std::vector<int32_t>& context, const SuffixIndex* past, int64_t own) const;

@@ -46,6 +46,17 @@ void bind_ngram_table(nb::module_& m) {
           },
           nb::arg(), nb::arg().none(), nb::arg())
       .def(
+          "law",
+          [](const NgramText& text, const NgramTable& table, const std::vector<int32_t>& path, const SuffixIndex* past, int64_t own) {
+            std::pair<std::vector<int32_t>, std::vector<double>> out;
+            for (const NgramText::Child& child : text.next(table, path, past, own)) {
+              out.first.push_back(child.token);
+              out.second.push_back(child.probability);
+            }
+            return std::make_tuple(std::move(out.first), std::move(out.second));
+          },
+          nb::arg(), nb::arg(), nb::arg().none(), nb::arg())
+      .def(
           "draft",
           [](NgramText& text, const NgramTable& table, int64_t first, const std::vector<int32_t>& tokens, int64_t max_nodes, double min_token_prob,
              bool tree, const SuffixIndex* past, int64_t own) {

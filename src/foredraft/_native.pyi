@@ -217,6 +217,15 @@ class NgramText:
     def cells(
         self, table: NgramTable, past: SuffixIndex | None, own: int, /
     ) -> tuple[list[int], list[list[int]], list[int]]: ...
+    # Tokens and their probabilities.
+    def law(
+        self,
+        table: NgramTable,
+        path: Sequence[int],
+        past: SuffixIndex | None,
+        own: int,
+        /,
+    ) -> tuple[list[int], list[float]]: ...
     # Tokens, parents, confidence; None where a known token is another.
     def draft(
         self,

@@ -51,7 +51,10 @@ class CascadeDrafter(DraftModelDrafter):
                 'methods such as "ngram", "suffix" and "recycling"'
             )
         self.capabilities = replace(
-            self.capabilities, top_ids=inner.top_ids, prediction=inner.prediction
+            self.capabilities,
+            top_ids=inner.top_ids,
+            prediction=inner.prediction,
+            observes=inner.observes,
         )
         self._staged = self._grower = StagedGrower(self.sampled)
 

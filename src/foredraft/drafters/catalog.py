@@ -18,6 +18,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.drafters.interface import Drafter
 
 BUILT_IN: Mapping[str, str] = {
+    "blended": "foredraft.drafters.blended:BlendedDrafter",
     "cascade": "foredraft.drafters.cascade:CascadeDrafter",
     "combined": "foredraft.drafters.combined:CombinedDrafter",
     "draft_model": "foredraft.drafters.draft_model:DraftModelDrafter",

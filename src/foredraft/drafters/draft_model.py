@@ -103,14 +103,20 @@ class DraftModelDrafter:
             weight_bytes=self.loaded.weight_bytes,
             costs_passes=True,
             max_positions=self.loaded.config.max_position_embeddings,
+            observes=False,
         )
+        self.takes_growers = draft_vocabulary != TEXT  # it drafts the target's tokens
         self._computed: dict[str, Computed] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        growths = [self._open(request) for request in requests]
+        return self.grown(requests, self._grower)
+
+    def grown(self, requests: Sequence[DraftRequest], grower: Grower[Any]) -> Sequence[Draft]:
+        """`propose`, by another grower."""
+        growths = [self._open(request, grower) for request in requests]
         growing = [each for each in growths if not each.done]
         while growing:
-            self._pass(growing)
+            self._pass(growing, grower)
             growing = [each for each in growing if not each.done]
         return [each.draft() for each in growths]
 
@@ -120,7 +126,7 @@ class DraftModelDrafter:
     def release(self, request_id: str) -> None:
         self._computed.pop(request_id, None)
 
-    def _open(self, request: DraftRequest) -> Growth:
+    def _open(self, request: DraftRequest, grower: Grower[Any]) -> Growth:
         """What is to be computed for one request: all that its cache does not hold yet.
 
         A context longer than the draft model's ends speculation for the request.
@@ -134,10 +140,10 @@ class DraftModelDrafter:
         if room:
             start = min(start, len(tokens) - 1)  # the last token's logits are needed
         self._computed[request.id] = Computed(start)
-        opened: Growth = self._grower.open(request, start, room, longest - len(tokens) + 1)
+        opened: Growth = grower.open(request, start, room, longest - len(tokens) + 1)
         return opened
 
-    def _pass(self, growths: Sequence[Growth]) -> None:
+    def _pass(self, growths: Sequence[Growth], grower: Grower[Any]) -> None:
         """One pass over what each computes next, and drafts that grow from it."""
         parts = [each.rows() for each in growths]
         logits = self._run(parts, _cache(growths[0].request))
@@ -146,7 +152,7 @@ class DraftModelDrafter:
             self._computed[each.request.id] = each.computed
         asking = [each for each, part in zip(growths, parts, strict=True) if part.wanted]
         if asking:
-            self._grower.grow(asking, logits, self.loaded.model.kernels.row_math)
+            grower.grow(asking, logits, self.loaded.model.kernels.row_math)
             for each in asking:
                 self._computed[each.request.id] = each.computed
 

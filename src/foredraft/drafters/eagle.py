@@ -132,6 +132,7 @@ class EagleDrafter:
             max_positions=self.head.config.max_position_embeddings,
             feature_layers=depths,
         )
+        self.takes_growers = True
         self._told: dict[str, Told] = {}
 
     def _open_head(
@@ -143,11 +144,15 @@ class EagleDrafter:
         return KernelEagle3(head, target, quantization), depths
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        drafting = [_Drafting(self._open(request)) for request in requests]
+        return self.grown(requests, self._grower)
+
+    def grown(self, requests: Sequence[DraftRequest], grower: Grower[Any]) -> Sequence[Draft]:
+        """`propose`, by another grower."""
+        drafting = [_Drafting(self._open(request, grower)) for request in requests]
         growing = [each for each in drafting if not each.growth.done]
         self._fuse(growing)
         while growing:
-            self._pass(growing)
+            self._pass(growing, grower)
             growing = [each for each in growing if not each.growth.done]
         return [each.draft() for each in drafting]
 
@@ -165,7 +170,7 @@ class EagleDrafter:
     def release(self, request_id: str) -> None:
         self._told.pop(request_id, None)
 
-    def _open(self, request: DraftRequest) -> Growth:
+    def _open(self, request: DraftRequest, grower: Grower[Any]) -> Growth:
         """What is to be computed for one request: the slots that it was told of since, and a draft
         where these reach up to the pending token.
         """
@@ -181,7 +186,7 @@ class EagleDrafter:
             cached = min(cached, length - 2)  # the last slot's output is needed
         elif end < length - 1:
             request = replace(request, tokens=request.tokens[: end + 1])
-        opened: Growth = self._grower.open(request, cached + 1, room, longest - length + 1)
+        opened: Growth = grower.open(request, cached + 1, room, longest - length + 1)
         return opened
 
     def _fuse(self, drafting: Sequence[_Drafting]) -> None:
@@ -200,7 +205,7 @@ class EagleDrafter:
         for drafted, rows in zip(drafting, split, strict=True):
             drafted.fused = rows
 
-    def _pass(self, drafting: Sequence[_Drafting]) -> None:
+    def _pass(self, drafting: Sequence[_Drafting], grower: Grower[Any]) -> None:
         """One pass over what each computes next, and drafts that grow from it."""
         parts = [each.growth.rows() for each in drafting]
         token_ids = [token for part in parts for token in part.token_ids]
@@ -219,7 +224,7 @@ class EagleDrafter:
         asking = [e.growth for e, part in zip(drafting, parts, strict=True) if part.wanted]
         if asking:
             logits = self.head.logits(torch.stack(wanted))
-            self._grower.grow(asking, logits, self.head.row_math)
+            grower.grow(asking, logits, self.head.row_math)
 
 
 def _load(path: str | Path, target: LoadedModel) -> Eagle3:

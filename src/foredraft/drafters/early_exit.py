@@ -82,6 +82,7 @@ class EarlyExitDrafter:
             num_speculative_tokens=num_speculative_tokens,
             costs_passes=True,
             target_layers=layer,
+            observes=False,
         )
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:

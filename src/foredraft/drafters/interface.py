@@ -43,6 +43,9 @@ class Capabilities:
     # `StepRow.top_ids`. They cost something: 0 is none.
     top_ids: int = 0
     prediction: bool = False  # reads `DraftRequest.prediction`; else such requests are refused
+    # False: all it needs is in the requests' tokens. Steps are not told to it, and one that it has
+    # no draft in costs what plain decoding does.
+    observes: bool = True
     # Layers of the target, from the first, that the drafter runs itself: it is given the target's
     # own cache, and a pass can go on behind them (`Draft.resume`). 0: none.
     target_layers: int = 0
@@ -167,7 +170,9 @@ class Drafter(Protocol):
         """One draft per request, in order, with at most `max_nodes` nodes each."""
 
     def observe(self, results: Sequence[StepResult]) -> None:
-        """What the step committed; called after every step, for every request in it."""
+        """What the step committed; called after every step, for every request in it, where the
+        capabilities say that it observes.
+        """
 
     def release(self, request_id: str) -> None:
         """The request ended, however it ended, or lost its pages; drop all state kept for it."""

@@ -94,17 +94,24 @@ class MedusaDrafter:
             costs_passes=True,
             feature_layers=(HEAD_INPUT,),
         )
+        self.takes_growers = True
         self._last: dict[str, tuple[int, Tensor]] = {}  # position and [H], by request
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        return self.grown(requests, self._grower)
+
+    def grown(
+        self, requests: Sequence[DraftRequest], grower: Grower[Any] | None
+    ) -> Sequence[Draft]:
+        """`propose`, by another grower; None: the nodes of the best ranks."""
         asked = [each for each in requests if self._knows(each)]
         if not asked:
             return [Draft() for _ in requests]
         states = torch.stack([self._last[each.id][1] for each in asked])
-        if self._grower is None:
+        if grower is None:
             drafts = self._ranked(asked, states)
         else:
-            drafts = self._grown(self._grower, asked, states)
+            drafts = self._grown(grower, asked, states)
         by_id = {each.id: draft for each, draft in zip(asked, drafts, strict=True)}
         return [by_id.get(each.id, Draft()) for each in requests]
 

@@ -201,6 +201,13 @@ class ReferenceText:
         """Of what may come next; `past` are texts of others, but for the text `own`."""
         return self._cells(table, self._tokens[-self.max_depth :], past, own)
 
+    def law(
+        self, table: Table, path: Sequence[int], past: ReferenceIndex | None, own: int
+    ) -> list[tuple[int, float]]:
+        """(token, probability) of what may follow the text and a path behind it."""
+        context = [*self._tokens[-self.max_depth :], *path][-self.max_depth :]
+        return _law(table.weights, self._cells(table, context, past, own))
+
     def draft(
         self,
         table: Table,
@@ -221,8 +228,7 @@ class ReferenceText:
         self.extend(tokens[overlap:])
 
         def law(path: Sequence[int]) -> list[tuple[int, float]]:
-            context = [*self._tokens[-self.max_depth :], *path][-self.max_depth :]
-            return _law(table.weights, self._cells(table, context, past, own))
+            return self.law(table, path, past, own)
 
         return _tree(law, limits) if limits.tree else _chain(law, limits)
 

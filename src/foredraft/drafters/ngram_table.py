@@ -10,11 +10,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from foredraft.core.errors import ConfigError, ModelError
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
-from foredraft.drafters.ngram_blend import NO_TEXT, BlendLimits, BlendProposal
+from foredraft.drafters.ngram_blend import NO_TEXT, BlendLimits, BlendProposal, Law
 from foredraft.drafters.ngram_table_file import Header, NgramTableFile
 from foredraft.drafters.ngram_table_source import MAX_OCCURRENCES, TextSource, text_maker
 from foredraft.drafters.suffix_responses import Key, ResponseCache
@@ -70,7 +70,7 @@ class NgramTableDrafter:
         ):
             if not isinstance(value, bool):
                 raise ConfigError(f"{key} must be true or false, got {value!r}")
-        self._least = _probability("ngram_table_min_token_prob", ngram_table_min_token_prob)
+        self.least_path = _probability("ngram_table_min_token_prob", ngram_table_min_token_prob)
         self._tree = ngram_table_tree
         self.table = _table(target, ngram_table_path)
         self._make_text = text_maker(self.table)
@@ -96,6 +96,18 @@ class NgramTableDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         return [self._draft(request) for request in requests]
 
+    def next_tokens(self, request: DraftRequest) -> Law:
+        """What it believes to follow the request's tokens and a path behind them; good until the
+        next call for this request.
+        """
+        state, _ = self._updated(request, BlendLimits(0, 1.0))
+        past, own = self._others(state)
+
+        def law(path: Sequence[int]) -> list[tuple[int, float]]:
+            return state.text.law(self.table, path, past, own)
+
+        return law
+
     def observe(self, results: Sequence[StepResult]) -> None:
         """Nothing: all that is needed is read from the requests' tokens."""
 
@@ -113,24 +125,37 @@ class NgramTableDrafter:
             self.learned.check_integrity()
 
     def _draft(self, request: DraftRequest) -> Draft:
-        state = self._states.get(request.id) or self._begun(request)
-        made = self._grown(state, request)
-        if made is None:  # its tokens are others
-            state = self._begun(request)
-            made = cast(BlendProposal, self._grown(state, request))
-        if state.text.num_tokens - state.shared >= SHARED_TOKENS:
-            self._share(state)
+        limits = BlendLimits(request.max_nodes, self.least_path, self._tree)
+        _, made = self._updated(request, limits)
         return Draft(made.tokens, made.parents, confidence=made.confidence)
 
-    def _grown(self, state: _State, request: DraftRequest) -> BlendProposal | None:
+    def _updated(self, request: DraftRequest, limits: BlendLimits) -> tuple[_State, BlendProposal]:
+        """The request's state with all of its tokens in it, and a draft behind them."""
+        state = self._states.get(request.id) or self._begun(request)
+        made = self._grown(state, request, limits)
+        if made is None:  # its tokens are others
+            state = self._begun(request)
+            made = cast(BlendProposal, self._grown(state, request, limits))
+        if state.text.num_tokens - state.shared >= SHARED_TOKENS:
+            self._share(state)
+        return state, made
+
+    def _grown(
+        self, state: _State, request: DraftRequest, limits: BlendLimits
+    ) -> BlendProposal | None:
         """The request's draft, with all of its tokens in the state; None, and nothing done, where
         they are others than those it has.
         """
-        key, first = state.response, max(0, state.text.num_tokens - TAIL)
+        first = max(0, state.text.num_tokens - TAIL)
+        return state.text.draft(
+            self.table, first, request.tokens[first:], limits, *self._others(state)
+        )
+
+    def _others(self, state: _State) -> tuple[Any, int]:
+        """The texts of past requests, and which of them is this request's own."""
+        key = state.response
         past = None if self.learned is None or key is None else self.learned.others(key)
-        limits = BlendLimits(request.max_nodes, self._least, self._tree)
-        own = NO_TEXT if key is None else key[1]
-        return state.text.draft(self.table, first, request.tokens[first:], limits, past, own)
+        return past, NO_TEXT if key is None else key[1]
 
     def _share(self, state: _State) -> None:
         """Let other requests of the salt learn from what is known."""

@@ -37,6 +37,9 @@ class TextSource(Protocol):
     def tokens(self, first: int) -> list[int]: ...
     def is_consistent(self) -> bool: ...
     def cells(self, table: Any, past: Any, own: int) -> Cells: ...
+    def law(
+        self, table: Any, path: Sequence[int], past: Any, own: int
+    ) -> list[tuple[int, float]]: ...
     def draft(
         self,
         table: Any,
@@ -74,6 +77,10 @@ class NativeText:
 
     def cells(self, table: Any, past: Any, own: int) -> Cells:
         return Cells(*self._text.cells(self._table, _index(past), own))
+
+    def law(self, table: Any, path: Sequence[int], past: Any, own: int) -> list[tuple[int, float]]:
+        tokens, probabilities = self._text.law(self._table, path, _index(past), own)
+        return list(zip(tokens, probabilities, strict=True))
 
     def draft(
         self,

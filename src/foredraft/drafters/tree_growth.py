@@ -187,8 +187,12 @@ class TreeGrowth(Growth):
     def settle(self) -> None:
         """A level is whole: choose what is kept and whose children come next."""
         self.kept = list(range(len(self.nodes))) if self.shape.drawn else self._best()
+        self._compute([node for node in self.kept if self._asks(node)])
+
+    def _compute(self, asking: list[int]) -> None:
+        """The children of `asking` come next: their rows, and those above them."""
         nodes = self.nodes
-        self.asking = [node for node in self.kept if self._asks(node)]
+        self.asking = asking
         needed = {*self.asking}
         for node in sorted(self.asking, reverse=True):
             while node >= 0:
