@@ -1,4 +1,4 @@
-"""The answers of which the shipped drafters are made: whole, the model's own, none a benchmark's."""
+"""The answers of which the shipped drafters are made: whole, the model's own, no benchmark's."""
 
 from __future__ import annotations
 
