@@ -235,14 +235,13 @@ def _unlike(hint: Any, value: Any) -> str | None:
     """What an option of that type expects, where `value` isn't it: a command line has text alone,
     and would take "7" for a number. A number may stand for its text.
     """
-    kind = next((each for each in get_args(hint) if get_origin(each) is list), hint)
-    if get_origin(kind) is list:
-        if isinstance(value, list) and all(
-            _unlike(*get_args(kind), each) is None for each in value
-        ):
+    lists = [each for each in get_args(hint) if get_origin(each) is list]
+    if lists:
+        (element,) = get_args(lists[0])
+        if isinstance(value, list) and not any(_unlike(element, each) for each in value):
             return None
-        return f"a list of values, each {_expected(*get_args(kind))[1]}"
-    types, words = _expected(kind)
+        return f"a list of values, each {_expected(element)[1]}"
+    types, words = _expected(hint)
     return None if type(value) in types else words
 
 
