@@ -165,3 +165,32 @@ def test_all_that_arrive_are_served_to_their_length() -> None:
     assert played.num_tokens == 20 * 33
     assert len(played.ttft) == len(played.latencies) == 20
     assert played.seconds >= arrivals[-1].at
+
+
+def alone(law: Law, draft_cost: float, num_output: int) -> tuple[Machine, list[Arrival]]:
+    return Machine(Costs(CPU, draft_cost), 1), [Arrival(0.0, 1, num_output, law)]
+
+
+@pytest.mark.parametrize("draft_cost", [0.0, 0.05, 0.4, 1.0, 4.0])
+def test_a_drafter_that_is_never_right_costs_one_per_cent_of_the_time(draft_cost: float) -> None:
+    """Looking for whether it is right by now included; what is learnt at the start apart."""
+    host, arrivals = alone(Law.of(0.0), draft_cost, 4000)
+    adaptive = AdaptivePolicy(4, CPU, draft_cost)
+    simulate(adaptive, arrivals, host)
+    then = simulate(adaptive, arrivals, host)
+    plain = simulate(FixedWidth(0), arrivals, host)
+    assert then.goodput >= 0.99 * plain.goodput
+    assert then.num_plain_steps < then.num_steps
+
+
+@pytest.mark.parametrize(("draft_cost", "rate"), [(0.0, 0.9), (0.1, 0.9), (0.3, 0.9), (0.3, 0.97)])
+def test_a_drafter_that_begins_to_be_right_is_found(draft_cost: float, rate: float) -> None:
+    """Within 500 tokens, then as good as the best fixed width."""
+    law = Law(((0, (0.0,)), (2000, (rate,))))
+    host, arrivals = alone(law, draft_cost, 4000)
+    ours = simulate(AdaptivePolicy(4, CPU, draft_cost), arrivals, host)
+    plain = simulate(FixedWidth(0), arrivals, host).seconds / 4000
+    right = [Arrival(0.0, 1, 4000, Law.of(rate))]
+    best = min(simulate(FixedWidth(k), right, host).seconds / 4000 for k in range(5))
+    assert best < 0.9 * plain
+    assert ours.seconds <= 2000 * plain * 1.01 + 500 * plain + 1500 * best * 1.03

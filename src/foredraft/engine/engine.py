@@ -271,6 +271,7 @@ class Engine:
         results: list[StepResult] = []
         taps: list[Callable[[], None]] = []
         ended: list[Request] = []
+        observes = self.drafter is not None and self.drafter.capabilities.observes
         for window, outcome, emitted, of_prompt in zip(
             windows, outcomes, emissions, prompt_logprobs, strict=True
         ):
@@ -281,7 +282,7 @@ class Engine:
             if outcome.error is None:
                 self.scheduler.pages.publish(request)
             commits.append(Commit.of(window, outcome, count))
-            if self.drafter is not None:
+            if observes:
                 kept = [emission.token for emission in emitted[:count]]
                 results.append(step_result(window, outcome, kept, tops, features))
             if self._tap is not None:

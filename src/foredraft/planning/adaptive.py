@@ -51,6 +51,8 @@ NOISE_RATE = 0.05
 # Plain steps of one kind that follow one another: every so many is looked at, choice and seconds.
 # What a choice takes comes off every step.
 LOOK_EVERY = 16
+# Of all steps every so many teaches what steps cost, once costs have been seen for a while.
+LEARN_EVERY, UNSETTLED = 4, 512
 DRAFT_RATE = 0.1  # of a step's news about the drafter's own cost
 
 
@@ -148,7 +150,9 @@ class AdaptivePolicy:
         return kept
 
     def _probes(self, load: Load) -> bool:
-        return self._since_probe >= PROBE_EVERY and self._credit >= self._probe_seconds(load)
+        if self._since_probe < PROBE_EVERY or self._credit <= 0.0:
+            return False
+        return self._credit >= self._probe_seconds(load)
 
     def _probe_seconds(self, load: Load) -> float:
         """What a probe adds to a step."""
@@ -210,7 +214,8 @@ class AdaptivePolicy:
         kind = record.load.num_requests, record.load.num_rows, record.num_rows
         self._alike = self._alike + 1 if kind == self._kind and not asked else 0
         self._kind = kind
-        if self._alike % LOOK_EVERY == 0:
+        learns = self._num_steps <= UNSETTLED or self._num_steps % LEARN_EVERY == 0
+        if learns and self._alike % LOOK_EVERY == 0:
             self._learn_seconds(record)
 
     def _learn_drafts(self, record: StepRecord, asked: Sequence[Judged]) -> None:
@@ -218,7 +223,8 @@ class AdaptivePolicy:
         self._all_or_none = self._all_or_none or any(judged.num_own for judged in asked)
         dear = self._is_dear
         for judged in asked:
-            self._estimates.add(judged)
+            if dear or not self._offers.tell:
+                self._estimates.add(judged)
             self._offers.add(judged, dear=dear)
             if not judged.ended:
                 self._last_draft[judged.id] = self._num_steps
@@ -264,10 +270,10 @@ class AdaptivePolicy:
     def _learn_draft_ratio(self, drafter_seconds: float, asked: Sequence[Judged]) -> None:
         if self._catches_up and any(map(self._skipped, asked)):
             return  # what a draft model reads of what it has missed is no measure of a draft
-        passes = 0.0
-        for depth in range(max(judged.asked for judged in asked)):
-            drafting = sum(1 for judged in asked if judged.asked > depth)
-            passes += self.costs.curve.of_rows(drafting)
+        widths, passes = sorted(judged.asked for judged in asked), 0.0
+        for i, width in enumerate(widths):  # so many draft until the shortest is done, and so on
+            deeper = width - widths[i - 1] if i else width
+            passes += deeper * self.costs.curve.of_rows(len(widths) - i)
         ratio = self.costs.draft_ratio
         ratio += DRAFT_RATE * (drafter_seconds / passes - ratio)
         self.costs = Costs(self.costs.curve, ratio)

@@ -52,6 +52,7 @@ class RecordingDrafter(WrappingDrafter):
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, observes=True)
         self.requests: list[DraftRequest] = []
         self.drafts: list[Draft] = []
         self.calls: list[list[str]] = []  # ids of the requests, one list per call of propose()
