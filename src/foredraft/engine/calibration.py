@@ -32,7 +32,7 @@ from foredraft.planning.cost import CostCurve, Measured, fit
 BUDGET_SECONDS = 2.0
 PAGE_SIZE = 16
 SHORT, LONG = 16, 1024  # positions before the rows
-ALONE = (1, 2, 3, 4, 5, 6, 8)  # rows of one request
+ALONE = (1, 2, 3, 4, 5, 6, 8, 9)  # rows of one request; behind 9 kernels may tile otherwise
 TOGETHER = ((8, 8), (12, 12), (16, 16), (16, 8), (32, 32), (32, 16))  # rows, requests
 DEEP = (1, 5)  # rows of one request behind a long context
 
@@ -135,6 +135,7 @@ def _identity(loaded: LoadedModel, shape: CacheShape) -> dict[str, Any]:
         "kernels": loaded.model.kernels.name,
         "threads": loaded.num_threads,
         "model": [str(loaded.path), loaded.weight_bytes, str(loaded.dtype)],
+        "rows": [*ALONE, *TOGETHER],
         "layers": [shape.num_layers, shape.num_kv_heads, shape.head_dim, str(shape.dtype)],
     }
 
