@@ -160,3 +160,16 @@ def test_steps_are_learned_from_whatever_fails_in_those_who_watch(make_llm, plai
     assert list(group.output(2).token_ids) == plain(GREEDY)[0]
     assert witness.commits == len(witness.steps) == steps
     assert broken == "observe" or learner.steps == witness.steps
+
+
+def test_a_drafter_that_does_not_observe_is_told_nothing(make_llm, oracle):
+    told = []
+    drafter = RecordingDrafter(oracle(GREEDY))
+    drafter.observe = told.append
+    for observes in (True, False):
+        drafter.capabilities = replace(drafter.capabilities, observes=observes)
+        told.clear()
+        outputs = make_llm(drafter, 3).generate(PROMPTS, GREEDY)
+        assert bool(told) is observes
+        assert sum(output.metrics.speculative_decoding.num_draft_tokens for output in outputs) > 0
+    assert sorted(drafter.released)
