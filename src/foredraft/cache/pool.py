@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NoReturn
 
 
 class OutOfPages(RuntimeError):  # noqa: N818 - says what happened
@@ -157,11 +158,20 @@ class PagePool:
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless every page is either free once, or idle, or held."""
-        if len(set(self._free)) != len(self._free):
-            raise RuntimeError("a page is twice in the free list")
         free = set(self._free)
-        if not free <= set(range(self.num_pages)):
-            raise RuntimeError("the free list names an unknown page")
+        if len(free) != len(self._free):
+            raise RuntimeError("a page is twice in the free list")
+        unheld = {page for page, references in enumerate(self._references) if not references}
+        agree = free == unheld - self._kept and self._idle.keys() == unheld & self._kept
+        if not agree or min(self._references, default=0) < 0:
+            self._raise_contradiction(free)
+
+    def _raise_contradiction(self, free: set[int]) -> NoReturn:
+        """Name the first page that is not where its references say. All of them are looked at one
+        by one: only where there is one.
+        """
+        if not free | self._idle.keys() <= set(range(self.num_pages)):
+            raise RuntimeError("the free list or the idle pages name an unknown page")
         for page, references in enumerate(self._references):
             if references < 0:
                 raise RuntimeError(f"page {page} has {references} references")
@@ -175,6 +185,7 @@ class PagePool:
                     raise RuntimeError(
                         f"page {page} has {references} references and is {where} the {name}"
                     )
+        raise AssertionError("the pages' sets differ, and no page does")
 
     def _check_known(self, page: int) -> None:
         if not 0 <= page < len(self._references):
