@@ -1,10 +1,10 @@
 // Paged attention with draft trees (include after one vector_*.h, rows.inl and attention_block.inl).
 //
-// Keys are visited in blocks of kKeyBlock positions aligned to 0, 32, 64, ..., whatever pages, chunks or slots they lie in. A score is
-// one chain of fused multiply-adds over the head's dimensions; within a block, values are added key by key, and a row stops at its own
-// position. kSpanBlocks blocks make a span, worked out by itself; spans are merged in the order of their positions. So a row's result is
-// a function of its query and of the keys and values at the positions that it sees, and of nothing else - also not of who computed a span,
-// nor of blocks that others of its task see.
+// Keys are visited in blocks of kKeyBlock positions aligned to multiples of it, whatever pages, chunks or slots they lie in. A score is
+// one chain of fused multiply-adds over the head's dimensions; values are added position by position, and a row stops at its own
+// position. The blocks of kSpan positions make a span, worked out by itself; spans are merged in pairs, pairs of pairs and so on, by
+// their numbers. So a row's result is a function of its query and of the keys and values at the positions that it sees, and of nothing
+// else - also not of who computed a span, nor of what others of its task see.
 #include "kernel_table.h"
 #include "plan_view.h"
 
@@ -12,8 +12,11 @@ namespace {
 
 using foredraft::AttentionArgs;
 using foredraft::AttentionTask;
+using foredraft::kMaxPartials;
 using foredraft::kSpan;
 using foredraft::PlanSegment;
+
+constexpr int64_t kLeadBytes = 32 * 1024;
 
 struct Walk {
   const AttentionArgs& a;
@@ -22,9 +25,18 @@ struct Walk {
   int group;    // query heads of a key head
   int heads;    // key heads of the task
   int queries;  // of one key head in the task
-  const PlanRow& row(int query) const {
-    return a.plan->rows[segment.first_row + (task.first_query + query) / group];
-  }
+
+  Walk(const AttentionArgs& args, const AttentionTask& one)
+      : a(args),
+        task(one),
+        segment(args.plan->segments[one.segment]),
+        group(static_cast<int>(args.heads / args.cache.heads)),
+        heads(one.last_head - one.first_head),
+        queries(one.last_query - one.first_query) {}
+
+  const PlanRow& row(int query) const { return a.plan->rows[segment.first_row + (task.first_query + query) / group]; }
+  // The first query of the next row.
+  int next_row(int query) const { return between(((task.first_query + query) / group + 1) * group - task.first_query, 0, queries); }
   // The first position that a row sees.
   int64_t lowest(const PlanRow& row) const { return row.position < a.window ? 0 : row.position - a.window + 1; }
   // Where query `query` of the task's head `head` lies in tensors of [row, query head].
@@ -32,126 +44,264 @@ struct Walk {
     const int index = task.first_query + query;
     return (segment.first_row + index / group) * a.heads + (task.first_head + head) * group + index % group;
   }
-  int64_t head_stride() const { return a.cache.page_size * a.cache.dim; }
+  // Elements of a key, or of a value, of the task's first head at a physical slot; and from head to head.
+  int64_t key_at(int64_t slot) const {
+    const CacheView& c = a.cache;
+    return (slot / c.page_size * c.heads + task.first_head) * head_elements() + slot % c.page_size;
+  }
+  int64_t value_at(int64_t slot) const {
+    const CacheView& c = a.cache;
+    return ((slot / c.page_size * c.heads + task.first_head) * c.page_size + slot % c.page_size) * c.dim;
+  }
+  int64_t head_elements() const { return a.cache.page_size * a.cache.dim; }
+  int64_t straight_slot(int64_t position) const { return a.plan->physical(segment, position); }
+  int64_t own_slot(const PlanRow& row, int64_t position) const {
+    return a.plan->physical(segment, a.plan->slot_at(segment, row, position));
+  }
 };
 
-// Elements of the keys at slots first .. first + n - 1 for the task's first head, without a division a slot.
-void shared_elements(const Walk& w, int64_t first, int n, int64_t* at) {
-  const CacheView& c = w.a.cache;
-  const int32_t* page = w.a.plan->page_table + w.segment.pages + first / c.page_size;
-  int64_t offset = first % c.page_size;
-  for (int j = 0; j < n; ++j) {
-    at[j] = ((*page * c.heads + w.task.first_head) * c.page_size + offset) * c.dim;
-    if (++offset == c.page_size) {
-      offset = 0;
-      ++page;
+// What a task will read, in the order of its use: of each block the units (group, head) of the keys, then those of the values, a quarter
+// of a unit at a time. As few lines ahead are asked for with each step of the work as the work uses: memory gives its full speed to one
+// steady stream, and neither to bursts of prefetches nor to reading that waits for computing.
+class Ahead {
+ public:
+  Ahead(const Walk& w, int64_t first, int64_t end) : w_(w), quarter_pieces_(w.a.cache.dim / 4), end_(end), block_(first), group_(first) { find(); }
+
+  Fetch next() {
+    const Fetch out{memory_ + quarter_ * quarter_pieces_ * step_, step_};
+    if (++quarter_ == 4) {
+      quarter_ = 0;
+      advance();
     }
+    return out;
+  }
+  void fetch() {
+    const Fetch part = next();
+    for (int64_t i = 0; i < quarter_pieces_; ++i) part(i);
+  }
+  void next_unit(Fetch (&out)[4]) {
+    for (Fetch& one : out) one = next();
+  }
+
+ private:
+  void advance() {
+    if (++head_ != w_.heads) {
+      memory_ += head_bytes_;
+      return;
+    }
+    head_ = 0;
+    group_ += kGroup;
+    if (group_ >= smaller(block_ + kKeyBlock, end_)) {
+      if (values_) block_ += kKeyBlock;
+      values_ = !values_;
+      group_ = block_;
+    }
+    find();
+  }
+  void find() {
+    if (group_ >= end_) {
+      step_ = head_bytes_ = 0;  // nothing is left: the last line again
+      return;
+    }
+    const CacheView& c = w_.a.cache;
+    const int64_t bytes = c.bf16 ? 2 : 4, slot = w_.straight_slot(group_);
+    memory_ = values_ ? static_cast<const char*>(c.values) + w_.value_at(slot) * bytes : static_cast<const char*>(c.keys) + w_.key_at(slot) * bytes;
+    head_bytes_ = w_.head_elements() * bytes;
+    step_ = (values_ ? kGroup : c.page_size) * bytes;
+  }
+
+  const Walk& w_;
+  const int64_t quarter_pieces_;
+  int64_t end_, block_, group_;  // positions
+  int head_ = 0, quarter_ = 0;
+  bool values_ = false;
+  const char* memory_ = nullptr;  // of the unit
+  int64_t step_ = 0, head_bytes_ = 0;
+};
+
+// The beginning has nobody who fetches it ahead: it is read by plain loads, which are not dropped where many are under way.
+void read_lead(Ahead& ahead, const CacheView& c) {
+  const int64_t pieces = c.dim / 4, quarter_bytes = pieces * kGroup * (c.bf16 ? 2 : 4);
+  for (int64_t quarters = kLeadBytes / quarter_bytes / 4 * 4; quarters > 0; --quarters) {
+    const Fetch part = ahead.next();
+    for (int64_t i = 0; i < pieces; ++i) static_cast<void>(*static_cast<const volatile char*>(part.memory + i * part.step));
   }
 }
 
-// The queries (of the first head) whose visible keys of this block lie at the slots of their positions; the others keep their own
-// ancestors.
-void select(const Walk& w, QueryTile& t, int64_t block, Selection& shared, Selection& own) {
-  shared.size = own.size = 0;
+// What each query sees of the block; the number of its positions that any of them sees.
+int select(const Walk& w, QueryTile& t, int64_t block) {
+  int seen = 0;
+  t.whole = true;
   for (int q = 0; q < w.queries;) {
     const PlanRow& row = w.row(q);
-    const int begin = between(w.lowest(row) - block, 0, kKeyBlock), finish = between(row.position + 1 - block, 0, kKeyBlock);
-    Selection& s = row.diverges >= block + finish ? shared : own;
-    const int end = between((w.task.first_query + q) / w.group * w.group + w.group - w.task.first_query, 0, w.queries);
-    for (; q < end; ++q) {
-      for (int head = 0; head < w.heads; ++head) {
-        t.begin[head * w.queries + q] = begin;
-        t.end[head * w.queries + q] = finish;
+    const int begin = between(w.lowest(row) - block, 0, kKeyBlock), end = between(row.position + 1 - block, 0, kKeyBlock);
+    const int straight = between(row.diverges - block, 0, end);
+    for (const int last = w.next_row(q); q < last; ++q) {
+      t.begin[q] = begin;
+      t.end[q] = end;
+      t.straight[q] = straight;
+    }
+    if (begin < end && end > seen) seen = end;
+    t.whole = t.whole && begin == 0 && straight == kKeyBlock;
+  }
+  return seen;
+}
+
+// The scores of the queries of a head that see something of the group; keys as score_group takes them.
+template <bool Bf16>
+void score_straight(const QueryTile& t, int head, int group, const void* keys, int64_t at, int64_t step, Fetch (&fetch)[4]) {
+  for (int tile = 0; tile < t.tiles; ++tile) {
+    int first = tile * t.tile, last = between(first + t.tile, 0, t.count);
+    const auto sees = [&](int q) { return t.begin[q] < group + kGroup && t.end[q] > group; };
+    while (!t.whole && first < last && !sees(first)) ++first;
+    while (!t.whole && first < last && !sees(last - 1)) --last;
+    if (first == last) continue;
+    const float* const queries = t.tile_of(head, tile) + (first - tile * t.tile);
+    Steps<kScoreQueries, Bf16>::scores(last - first, keys, at, step, queries, t.tile, t.dim, fetch, t.score(head, first) + group);
+    for (Fetch& one : fetch) one = {reinterpret_cast<const char*>(queries), 0};  // once is enough
+  }
+}
+
+// Keys of a group whose positions don't lie side by side.
+void gather_keys(const Walk& w, const QueryTile& t, int64_t position, int count, int64_t offset) {
+  const CacheView& c = w.a.cache;
+  for (int j = 0; j < kGroup; ++j) {
+    const int64_t at = j < count ? w.key_at(w.straight_slot(position + j)) + offset : 0;
+    for (int64_t d = 0; d < c.dim; ++d) t.keys[d * kGroup + j] = j < count ? load_one(c, c.keys, at + d * c.page_size) : 0.0f;
+  }
+}
+
+// Over the keys of the group that rows see at slots of their own: f(first and last query of the row, position in block, physical slot).
+template <class Function>
+void over_own(const Walk& w, const QueryTile& t, int64_t block, int group, const Function& f) {
+  for (int q = 0; !t.whole && q < w.queries; q = w.next_row(q)) {
+    const int begin = t.begin[q] > t.straight[q] ? t.begin[q] : t.straight[q];
+    const int last = between(t.end[q], 0, group + kGroup);
+    for (int j = begin > group ? begin : group; j < last; ++j) f(q, w.next_row(q), j, w.own_slot(w.row(q), block + j));
+  }
+}
+
+void score_own(const Walk& w, const QueryTile& t, int first, int last, int position, int64_t at) {
+  float lanes[16];
+  for (int head = 0; head < w.heads; ++head, at += w.head_elements())
+    for (int q = first, n; q < last; q += n) {
+      n = between(last - q, 0, t.tile - q % t.tile);
+      store(lanes, score_one(w.a.cache, at, t.tile_of(head, q / t.tile) + q % t.tile, t.tile, n));
+      for (int i = 0; i < n; ++i) t.score(head, q + i)[position] = lanes[i];
+    }
+}
+
+void score_block(const Walk& w, const QueryTile& t, int64_t block, int seen, Ahead& ahead) {
+  const CacheView& c = w.a.cache;
+  Fetch fetch[4];
+  for (int group = 0; group < seen; group += kGroup) {
+    int64_t at = w.key_at(w.straight_slot(block + group));
+    for (int head = 0; head < w.heads; ++head, at += w.head_elements()) {
+      ahead.next_unit(fetch);
+      if (c.page_size % kGroup != 0) {
+        gather_keys(w, t, block + group, between(seen - group, 0, kGroup), head * w.head_elements());
+        score_straight<false>(t, head, group, t.keys, 0, kGroup, fetch);
+      } else if (c.bf16) {
+        score_straight<true>(t, head, group, c.keys, at, c.page_size, fetch);
+      } else {
+        score_straight<false>(t, head, group, c.keys, at, c.page_size, fetch);
       }
-      if (begin < finish) s.ids[s.size++] = q;
     }
+    over_own(w, t, block, group, [&](int first, int last, int position, int64_t slot) { score_own(w, t, first, last, position, w.key_at(slot)); });
   }
 }
 
-Selection of_head(const Selection& s, int head, int queries) {
-  Selection out;
-  out.size = s.size;
-  for (int i = 0; i < s.size; ++i) out.ids[i] = s.ids[i] + head * queries;
-  return out;
-}
-
-// Keys first .. last - 1 of a block for every head; at[] holds elements of the first one.
-void visit_heads(const Walk& w, QueryTile& t, const int64_t* at, int first, int last, const Selection& s) {
-  const CacheView& c = w.a.cache;
+void weigh_block(const Walk& w, QueryTile& t, Ahead& ahead) {
   for (int head = 0; head < w.heads; ++head) {
-    const int64_t offset = head * w.head_stride();
-    const Selection one = of_head(s, head, w.queries);
-    for (int half = first / 16 * 16; half < last; half += 16) gather_keys(c, at + half, offset, last - half, t.keys + half);
-    for (int i = 0; i < s.size; i += kScoreQueries)
-      Steps<kScoreQueries>::scores(between(s.size - i, 1, kScoreQueries), t, t.keys, one.ids + i);
-    weigh(t, one);
-    gather_values(c, at, offset, first, last, t);
-    for (int i = 0; i < s.size; i += kValueQueries)
-      Steps<kValueQueries>::values(between(s.size - i, 1, kValueQueries), t, one.ids + i);
+    int quarters = 0;
+    const auto fetches = [&](int q) {
+      for (; quarters * t.count < 4 * (q + 1); ++quarters) ahead.fetch();
+    };
+    t.whole && t.soft_cap == 0.0f ? weigh<true>(t, head, fetches) : weigh<false>(t, head, fetches);
   }
 }
 
-void visit_own(const Walk& w, QueryTile& t, int64_t block, const Selection& own) {
+// Adds values first .. last - 1 of a group to `queries` queries.
+inline void add(const GroupValues& g, bool bf16, int queries, int first, int last) {
+  if (first >= last) return;
+  bf16 ? Steps<kValueQueries, true>::values(queries, g, first, last) : Steps<kValueQueries, false>::values(queries, g, first, last);
+}
+
+GroupValues group_values(const Walk& w, const QueryTile& t, int head, int group, const int64_t* at) {
+  return {w.a.cache.values, at, head * w.head_elements(), t.dim, t.score(head, 0) + group, t.sum(head, 0), t.stride};
+}
+
+// What a query sees of a group at the slots of its positions.
+struct Sight {
+  int begin, end;
+  Sight(const QueryTile& t, int query, int group)
+      : begin(between(t.begin[query] - group, 0, kGroup)), end(between(smaller(t.end[query], t.straight[query]) - group, 0, kGroup)) {}
+};
+
+// For queries first .. last - 1: values that all see for all together, and what a query sees before and after them by itself, so that each
+// adds its own in order.
+void add_seen(const QueryTile& t, const GroupValues& g, bool bf16, int group, int first, int last) {
+  int begin = 0, end = kGroup;
+  for (int q = first; q < last; ++q) {
+    const Sight s(t, q, group);
+    begin = s.begin > begin ? s.begin : begin;
+    end = s.end < end ? s.end : end;
+  }
+  if (end < begin) end = begin;
+  for (int q = first; q < last; ++q) add(g.of(q), bf16, 1, Sight(t, q, group).begin, between(Sight(t, q, group).end, 0, begin));
+  add(g.of(first), bf16, last - first, begin, end);
+  for (int q = first; q < last; ++q) add(g.of(q), bf16, 1, between(Sight(t, q, group).begin, end, kGroup), Sight(t, q, group).end);
+}
+
+// The values of a group that lie at the slots of their positions, in tiles of queries of nearly equal height.
+void add_straight(const Walk& w, const QueryTile& t, int head, int group, const int64_t* at, Ahead& ahead) {
+  const GroupValues g = group_values(w, t, head, group, at);
+  int quarters = 0;  // of the three that go with a unit of values; weighing has taken the others
+  for (int q = 0, last; q < w.queries; q = last) {
+    const int tiles = (w.queries - q + kValueQueries - 1) / kValueQueries;
+    last = q + (w.queries - q + tiles - 1) / tiles;
+    for (; quarters * w.queries < 3 * last; ++quarters) ahead.fetch();
+    t.whole ? add(g.of(q), w.a.cache.bf16, last - q, 0, kGroup) : add_seen(t, g, w.a.cache.bf16, group, q, last);
+  }
+}
+
+void add_own(const Walk& w, const QueryTile& t, int first, int last, int group, int position, int64_t slot) {
+  int64_t at[kGroup];
+  const int j = position - group;
+  at[j] = w.value_at(slot);
+  for (int head = 0; head < w.heads; ++head)
+    for (int q = first; q < last; q += kValueQueries)
+      add(group_values(w, t, head, group, at).of(q), w.a.cache.bf16, between(last - q, 0, kValueQueries), j, j + 1);
+}
+
+void value_block(const Walk& w, const QueryTile& t, int64_t block, int seen, Ahead& ahead) {
   const CacheView& c = w.a.cache;
-  int64_t at[kKeyBlock];
-  for (int i = 0; i < own.size;) {
-    const PlanRow& row = w.row(own.ids[i]);
-    const int begin = t.begin[own.ids[i]], end = t.end[own.ids[i]];
-    Selection one;
-    one.size = 0;
-    for (; i < own.size && &w.row(own.ids[i]) == &row; ++i) one.ids[one.size++] = own.ids[i];
-    for (int j = begin / 16 * 16; j < end; ++j) {  // keys are read by halves of a block
-      const int64_t slot = w.a.plan->physical(w.segment, w.a.plan->slot_at(w.segment, row, block + j));
-      at[j] = ((slot / c.page_size * c.heads + w.task.first_head) * c.page_size + slot % c.page_size) * c.dim;
-    }
-    visit_heads(w, t, at, begin, end, one);
+  int64_t at[kGroup];
+  for (int group = 0; group < seen; group += kGroup) {
+    const int count = between(seen - group, 0, kGroup);
+    at[0] = w.value_at(w.straight_slot(block + group));
+    for (int j = 1; j < count; ++j)
+      at[j] = c.page_size % kGroup == 0 ? at[0] + j * c.dim : w.value_at(w.straight_slot(block + group + j));
+    for (int head = 0; head < w.heads; ++head) add_straight(w, t, head, group, at, ahead);
+    over_own(w, t, block, group, [&](int first, int last, int position, int64_t slot) { add_own(w, t, first, last, group, position, slot); });
   }
-}
-
-void visit_shared(const Walk& w, QueryTile& t, int64_t block, const Selection& shared) {
-  int64_t at[kKeyBlock];
-  int first = kKeyBlock, last = 0;
-  for (int i = 0; i < shared.size; ++i) {
-    first = between(t.begin[shared.ids[i]], 0, first);
-    last = between(t.end[shared.ids[i]], last, kKeyBlock);
-  }
-  shared_elements(w, block, last, at);
-  visit_heads(w, t, at, first, last, shared);
 }
 
 void start_queries(const Walk& w, QueryTile& t) {
-  const Vec scale = broadcast(w.a.scale);
   for (int head = 0; head < w.heads; ++head)
     for (int q = 0; q < w.queries; ++q) {
       const float* in = w.a.queries + w.flat(head, q) * t.dim;
-      float* out = t.queries + (head * w.queries + q) * t.width;
-      for (int64_t d = 0; d < t.dim; d += 16) store(out + d, mul(load_first(in + d, between(t.dim - d, 0, 16)), scale));
-    }
-}
-
-// Reads a word of each cache line of the keys and values in slots first .. last - 1, page by page as they lie: memory gives them at its
-// full speed, which it does neither in the order of use nor by prefetch instructions (dropped where many are under way).
-void touch(const Walk& w, int64_t first, int64_t last) {
-  const CacheView& c = w.a.cache;
-  const int64_t row = c.dim * (c.bf16 ? 2 : 4), head = c.page_size * row;
-  const void* const tensors[] = {c.keys, c.values};
-  for (const void* base : tensors)
-    for (int64_t slot = first, count; slot < last; slot += count) {
-      const int64_t offset = slot % c.page_size;
-      count = smaller(c.page_size - offset, last - slot);
-      const int32_t page = w.a.plan->page_table[w.segment.pages + slot / c.page_size];
-      const char* memory = static_cast<const char*>(base) + (page * c.heads + w.task.first_head) * head + offset * row;
-      for (int h = 0; h < w.heads; ++h, memory += head)
-        for (int64_t byte = 0; byte < count * row; byte += 64) static_cast<void>(*static_cast<const volatile char*>(memory + byte));
+      float* out = t.queries + ((head * t.tiles + q / t.tile) * t.width * t.tile) + q % t.tile;
+      for (int64_t d = 0; d < t.dim; ++d) out[d * t.tile] = in[d] * w.a.scale;
     }
 }
 
 // Partial results without a key.
-void start_span(QueryTile& t, int queries) {
-  for (int q = 0; q < queries; ++q) {
-    for (int64_t d = 0; d < t.width; d += 16) store(t.sum(q) + d, zero());
-    t.highest(q) = -__builtin_inff();
-    t.total(q) = 0.0f;
+void start_span(float* sums, int64_t width, int64_t stride, int queries) {
+  for (int q = 0; q < queries; ++q, sums += stride) {
+    for (int64_t d = 0; d < width; d += 16) store(sums + d, zero());
+    sums[width] = -__builtin_inff();
+    sums[width + 1] = 0.0f;
   }
 }
 
@@ -198,74 +348,109 @@ void write_results(const Walk& w, const float* partials, int64_t stride) {
     }
 }
 
-QueryTile make_tile(const AttentionArgs& a, float* scratch) {
-  const int64_t dim = a.cache.dim;
+// Neighbouring partial results that wait for their turn to be merged. The boundary before span number m comes in its turn by the number
+// of zeros at m's end, as in a binary tree over all spans; where a side is missing nobody of the task sees it.
+struct Pending {
+  float* parts[kMaxPartials];
+  int32_t starts[kMaxPartials];
+  int size = 0;
+  int32_t lowest;  // the first span of all: nothing is before it
+
+  explicit Pending(int32_t first) : lowest(first) {}
+  int turn(int32_t start) const { return start == lowest ? 32 : __builtin_ctz(static_cast<unsigned>(start)); }
+  void push(float* part, int32_t start) {
+    parts[size] = part;
+    starts[size++] = start;
+  }
+  // Whether the last two are to be merged before the boundary at `next`.
+  bool ready(int32_t next) const {
+    if (size < 2) return false;
+    const int own = turn(starts[size - 1]);
+    return own < turn(next) && own < turn(starts[size - 2]);
+  }
+};
+
+void merge_ready(Pending& pending, int32_t next, const QueryTile& t, int queries) {
+  for (; pending.ready(next); --pending.size) merge(pending.parts[pending.size - 2], pending.parts[pending.size - 1], t.stride, t.width, queries);
+}
+
+void merge_rest(Pending& pending, const QueryTile& t, int queries) {
+  for (; pending.size > 1; --pending.size) merge(pending.parts[pending.size - 2], pending.parts[pending.size - 1], t.stride, t.width, queries);
+}
+
+QueryTile make_tile(const Walk& w, float* scratch) {
+  const int64_t dim = w.a.cache.dim;
   QueryTile t;
-  t.soft_cap = a.soft_cap;
+  t.soft_cap = w.a.soft_cap;
   t.dim = dim;
   t.width = padded(dim);
-  t.stride = partial_floats(dim);
+  t.stride = partial_size(dim);
+  t.count = w.queries;
+  t.tiles = (w.queries + kScoreQueries - 1) / kScoreQueries;
+  t.tile = (w.queries + t.tiles - 1) / t.tiles;
   t.keys = scratch;
-  t.values = t.keys + t.width * kKeyBlock;
-  t.queries = t.values + t.width * kKeyBlock;
-  t.scores = t.queries + kMaxTaskQueries * t.width;
-  t.sums = t.scores + kMaxTaskQueries * kKeyBlock;
-  t.merged = t.sums + kMaxTaskQueries * t.stride;
+  t.scores = t.keys + kGroup * t.width;
+  t.queries = t.scores + kMaxTaskQueries * kKeyBlock;
+  t.sums = t.queries + kTileRoom * t.width;
   return t;
 }
 
-// The spans first_span .. last_span - 1 of a task's queries: merged and written to the output, or left as [span][head][query] in
-// task.partials for merge_attention.
+// The spans first_span .. last_span - 1 of a task's queries: merged and written to the output, or left in task.partials, merged as far as
+// what lies beyond doesn't matter.
 void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch) {
-  const Walk w{a,
-               task,
-               a.plan->segments[task.segment],
-               static_cast<int>(a.heads / a.cache.heads),
-               task.last_head - task.first_head,
-               task.last_query - task.first_query};
-  QueryTile t = make_tile(a, scratch);
+  const Walk w(a, task);
+  QueryTile t = make_tile(w, scratch);
   const int queries = w.heads * w.queries;
   start_queries(w, t);
   int64_t first = w.lowest(w.row(0)), last = w.row(0).position;
-  for (int q = 1; q < w.queries; ++q) {
+  for (int q = w.next_row(0); q < w.queries; q = w.next_row(q)) {
     first = smaller(first, w.lowest(w.row(q)));
     if (w.row(q).position > last) last = w.row(q).position;
   }
-  const int64_t first_span = first / kSpan > task.first_span ? first / kSpan : task.first_span;
-  Selection shared, own;
-  for (int64_t span = first_span; span < task.last_span && span * kSpan <= last; ++span) {
-    start_span(t, queries);
-    for (int64_t block = span * kSpan; block < (span + 1) * kSpan && block <= last; block += kKeyBlock) {
-      select(w, t, block, shared, own);
-      touch(w, block, smaller(block + kKeyBlock, w.segment.prefix));
-      if (shared.size != 0) visit_shared(w, t, block, shared);
-      visit_own(w, t, block, own);
+  const int32_t first_span = first / kSpan > task.first_span ? static_cast<int32_t>(first / kSpan) : task.first_span;
+  const int64_t start = first > first_span * kSpan ? first / kKeyBlock * kKeyBlock : first_span * kSpan;
+  const int64_t end = smaller(last + 1, task.last_span * kSpan);
+  Ahead ahead(w, start, end);
+  read_lead(ahead, a.cache);
+  Pending pending(static_cast<int32_t>(first / kSpan));
+  float* const base = task.partials == nullptr ? t.sums : task.partials;
+  int32_t span = first_span;
+  for (; span * kSpan < end; ++span) {
+    t.sums = base + pending.size * queries * t.stride;
+    start_span(t.sums, t.width, t.stride, queries);
+    for (int64_t block = span * kSpan > start ? span * kSpan : start; block < smaller((span + 1) * kSpan, end); block += kKeyBlock) {
+      const int seen = select(w, t, block);
+      score_block(w, t, block, seen, ahead);
+      weigh_block(w, t, ahead);
+      value_block(w, t, block, seen, ahead);
     }
-    if (task.partials != nullptr && !task.merged)
-      copy_partial(task.partials + (span - task.first_span) * queries * t.stride, t.sums, queries * t.stride);
-    else if (span == first_span)
-      copy_partial(t.merged, t.sums, queries * t.stride);
-    else
-      merge(t.merged, t.sums, t.stride, t.width, queries);
+    pending.push(t.sums, span);
+    merge_ready(pending, span + 1, t, queries);
   }
-  if (task.partials == nullptr)
-    write_results(w, t.merged, t.stride);
-  else if (task.merged)
-    copy_partial(task.partials, t.merged, queries * t.stride);
+  if (task.partials != nullptr) return;
+  merge_rest(pending, t, queries);
+  write_results(w, pending.parts[0], t.stride);
 }
 
-// The end of a task that was shared out by spans: `count` partial results of each query, merged in place and written.
-void merge_attention(const AttentionArgs& a, const AttentionTask& task, int64_t count) {
-  const Walk w{a,
-               task,
-               a.plan->segments[task.segment],
-               static_cast<int>(a.heads / a.cache.heads),
-               task.last_head - task.first_head,
-               task.last_query - task.first_query};
-  const int64_t stride = partial_floats(a.cache.dim), width = padded(a.cache.dim);
+// The end of a task that was shared out in `count` runs of spans: what each of them left is merged and written.
+void merge_attention(const AttentionArgs& a, const AttentionTask* runs, int64_t count) {
+  const Walk w(a, runs[0]);
+  const QueryTile t = make_tile(w, nullptr);
   const int queries = w.heads * w.queries;
-  for (int64_t i = 1; i < count; ++i) merge(task.partials, task.partials + i * queries * stride, stride, width, queries);
-  write_results(w, task.partials, stride);
+  Pending pending(runs[0].first_span);
+  for (const AttentionTask* run = runs; run != runs + count; ++run) {
+    Pending left(pending.lowest);  // goes through the steps of attention()
+    for (int32_t span = run->first_span; span < run->last_span; ++span) {
+      left.push(run->partials + left.size * queries * t.stride, span);
+      while (left.ready(span + 1)) --left.size;
+    }
+    for (int i = 0; i < left.size; ++i) {
+      pending.push(left.parts[i], left.starts[i]);
+      merge_ready(pending, i + 1 < left.size ? left.starts[i + 1] : run->last_span, t, queries);
+    }
+  }
+  merge_rest(pending, t, queries);
+  write_results(w, pending.parts[0], t.stride);
 }
 
 }  // namespace

@@ -1,4 +1,7 @@
-// One block of keys for the queries of an attention task: scores, weights, sums (include after one vector_*.h and rows.inl).
+// One group of 16 positions for the queries of a task: scores, weights, sums (include after one vector_*.h and rows.inl).
+//
+// Keys lie dimension after dimension with their positions side by side, values position after position: so a score is a lane, a sum over
+// values has its dimensions in lanes, and nothing is transposed or summed across lanes where much is read.
 #include "kernel_table.h"
 
 namespace {
@@ -6,59 +9,59 @@ namespace {
 using foredraft::kKeyBlock;
 using foredraft::kMaxTaskQueries;
 
-constexpr int kScoreQueries = 6;
+constexpr int kGroup = 16;  // positions
+constexpr int kGroups = kKeyBlock / kGroup;
+constexpr int kScoreQueries = kVectorsPerPanel == 2 ? 16 : 6;
 constexpr int kValueQueries = kVectorsPerPanel == 2 ? 6 : 3;
 constexpr int kValueVectors = kVectorsPerPanel == 2 ? 4 : 2;
 
-inline int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
+inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 inline int between(int64_t x, int lowest, int highest) {
   return x < lowest ? lowest : x > highest ? highest : static_cast<int>(x);
 }
 
 // A partial result of one query: padded(dim) sums, then the highest score and the total weight.
-inline int64_t partial_floats(int64_t dim) { return padded(dim) + 16; }
+inline int64_t partial_size(int64_t dim) { return padded(dim) + 16; }
 
-int64_t attention_scratch(int64_t dim) {
-  return 2 * padded(dim) * kKeyBlock + kMaxTaskQueries * (padded(dim) + kKeyBlock + 2 * partial_floats(dim));
+// Room for the partial results of a query that wait to be merged; of n spans these are no more than 2 log2(n) + 3.
+int64_t partial_floats(int64_t dim, int64_t spans) {
+  int64_t count = 3;
+  for (; spans > 1; spans /= 2) count += 2;
+  return count * partial_size(dim);
 }
+
+// Queries of all tiles, where a head's last tile may have fewer than others.
+constexpr int kTileRoom = kMaxTaskQueries * 4 / 3;
+
+int64_t attention_scratch(int64_t dim, int64_t spans) {
+  return kGroup * padded(dim) + kMaxTaskQueries * (kKeyBlock + partial_floats(dim, spans)) + kTileRoom * padded(dim);
+}
+
+// Sixteen elements of a cache that lie 16 * i elements, or i rows of a page's keys, behind the first ones; see Ahead.
+struct Fetch {
+  const char* memory;
+  int64_t step;  // bytes
+  void operator()(int64_t i) const { __builtin_prefetch(memory + i * step); }
+};
 
 // The state of the queries of one task; query = head in task * queries per head + query in head.
 struct QueryTile {
-  float* keys;     // [padded dim][kKeyBlock], one block of one head transposed
-  float* values;   // [kKeyBlock][padded dim], only where the cache cannot be read in place
-  float* queries;  // [kMaxTaskQueries][padded dim], scaled
-  float* scores;   // [kMaxTaskQueries][kKeyBlock]
-  float* sums;     // [kMaxTaskQueries][partial], of the span at hand
-  float* merged;   // [kMaxTaskQueries][partial], of the spans before it
-  const float* value_rows[kKeyBlock];
-  float shrink[kMaxTaskQueries];
-  // The keys of the block at hand that a query sees, begin .. end - 1; the same for each head.
-  int begin[kMaxTaskQueries], end[kMaxTaskQueries];
+  float* queries;  // [head][tile][padded dim][queries of a tile], scaled: those of a tile lie side by side
+  float* scores;   // [query][kKeyBlock]
+  float* sums;     // [query][partial], of the span at hand
+  float* keys;     // [dim][kGroup], only where pages don't hold whole groups
+  // The positions of the block at hand that a query sees are begin .. end - 1, those from `straight` at slots of their own; the same for
+  // each head.
+  int begin[kMaxTaskQueries], end[kMaxTaskQueries], straight[kMaxTaskQueries];
+  bool whole;                  // every query sees the whole block, and every key of it at the slot of its position
   float soft_cap;              // 0: none
   int64_t dim, width, stride;  // width = padded dim, stride = floats of a partial
+  int count, tiles, tile;      // queries of a head; their tiles; queries of a tile
 
-  float* sum(int q) const { return sums + q * stride; }
-  float& highest(int q) const { return sums[q * stride + width]; }
-  float& total(int q) const { return sums[q * stride + width + 1]; }
+  const float* tile_of(int head, int number) const { return queries + (head * tiles + number) * tile * width; }
+  float* score(int head, int query) const { return scores + (head * count + query) * kKeyBlock; }
+  float* sum(int head, int query) const { return sums + (head * count + query) * stride; }
 };
-
-// A set of queries that see the same keys of a block.
-struct Selection {
-  int ids[kMaxTaskQueries];
-  int size;
-};
-
-inline Vec load_cached(const void* base, int64_t at, int n, bool bf16) {
-  if (!bf16) {
-    const float* p = static_cast<const float*>(base) + at;
-    return n == 16 ? load(p) : load_first(p, n);
-  }
-  const uint16_t* p = static_cast<const uint16_t*>(base) + at;
-  if (n == 16) return load_bf16(p);
-  uint16_t row[16] = {};
-  for (int i = 0; i < n; ++i) row[i] = p[i];
-  return load_bf16(row);
-}
 
 template <bool Bf16>
 inline Vec load_whole(const void* base, int64_t at) {
@@ -66,186 +69,178 @@ inline Vec load_whole(const void* base, int64_t at) {
   return load(static_cast<const float*>(base) + at);
 }
 
-// Sixteen keys, transposed; the loads are unrolled so that no row passes through memory.
 template <bool Bf16>
-void transpose_whole(const CacheView& c, const int64_t* at, int64_t offset, float* out) {
-  for (int64_t d = 0; d < c.dim; d += 16) {
-    Vec rows[16];
+inline Vec load_part(const void* base, int64_t at, int n) {
+  if (n == 16) return load_whole<Bf16>(base, at);
+  if (!Bf16) return load_first(static_cast<const float*>(base) + at, n);
+  uint16_t row[16] = {};
+  __builtin_memcpy(row, static_cast<const uint16_t*>(base) + at, static_cast<size_t>(n) * 2);
+  return load_bf16(row);
+}
+
+inline float load_one(const CacheView& c, const void* base, int64_t at) {
+  if (!c.bf16) return static_cast<const float*>(base)[at];
+  const uint32_t bits = static_cast<uint32_t>(static_cast<const uint16_t*>(base)[at]) << 16;
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+
+// Scores of a group for Q queries of a tile: one chain of fused multiply-adds over the dimensions for each query and lane. `keys` are at
+// element `at`, `step` elements from dimension to dimension.
+template <int Q, bool Bf16>
+void score_group(const void* keys, int64_t at, int64_t step, const float* queries, int tile, int64_t dim, const Fetch (&fetch)[4],
+                 float* scores) {
+  Vec sum[Q];
 #pragma GCC unroll 16
-    for (int j = 0; j < 16; ++j) rows[j] = load_whole<Bf16>(c.keys, at[j] + offset + d);
-    transpose_store(rows, out + d * kKeyBlock, kKeyBlock);
-  }
-}
-
-// The same for fewer keys, or for a head size that is no multiple of 16.
-void transpose_some(const CacheView& c, const int64_t* at, int64_t offset, int count, float* out) {
-  for (int64_t d = 0; d < c.dim; d += 16) {
-    const int n = between(c.dim - d, 0, 16);
-    Vec rows[16];
-    for (int j = 0; j < 16; ++j) rows[j] = j < count ? load_cached(c.keys, at[j] + offset + d, n, c.bf16) : zero();
-    transpose_store(rows, out + d * kKeyBlock, kKeyBlock);
-  }
-}
-
-// Sixteen keys of a head at elements at[0 .. count) + offset of the cache; those beyond count become zeros.
-void gather_keys(const CacheView& c, const int64_t* at, int64_t offset, int count, float* out) {
-  if (count < 16 || c.dim % 16 != 0)
-    transpose_some(c, at, offset, count, out);
-  else if (c.bf16)
-    transpose_whole<true>(c, at, offset, out);
-  else
-    transpose_whole<false>(c, at, offset, out);
-}
-
-// Finds or widens the values of keys first .. last - 1.
-void gather_values(const CacheView& c, const int64_t* at, int64_t offset, int first, int last, QueryTile& t) {
-  const bool in_place = !c.bf16 && t.width == t.dim;
-  for (int j = first; j < last; ++j) {
-    if (in_place) {
-      t.value_rows[j] = static_cast<const float*>(c.values) + at[j] + offset;
-      continue;
+  for (int q = 0; q < Q; ++q) sum[q] = zero();
+  for (const Fetch& part : fetch)
+    for (int64_t i = 0; i < dim / 4; ++i) {
+      part(i);
+      const Vec key = load_whole<Bf16>(keys, at);
+      at += step;
+#pragma GCC unroll 16
+      for (int q = 0; q < Q; ++q) sum[q] = fma(key, broadcast(queries[q]), sum[q]);
+      queries += tile;
     }
-    float* row = t.values + j * t.width;
-    for (int64_t d = 0; d < t.dim; d += 16)
-      store(row + d, load_cached(c.values, at[j] + offset + d, between(t.dim - d, 0, 16), c.bf16));
-    t.value_rows[j] = row;
-  }
+#pragma GCC unroll 16
+  for (int q = 0; q < Q; ++q) store(scores + q * kKeyBlock, sum[q]);
 }
 
-template <int Q>
-void score_queries(QueryTile& t, const float* keys, const int* ids) {
-  const float* query[Q];
-  for (int q = 0; q < Q; ++q) query[q] = t.queries + ids[q] * t.width;
-  for (int first = 0; first < kKeyBlock; first += 16 * kScoreVectors) {
-    Vec sum[Q][kScoreVectors];
-    for (int q = 0; q < Q; ++q)
-      for (int v = 0; v < kScoreVectors; ++v) sum[q][v] = zero();
-    for (int64_t d = 0; d < t.dim; ++d) {
-      Vec key[kScoreVectors];
-      for (int v = 0; v < kScoreVectors; ++v) key[v] = load(keys + d * kKeyBlock + first + 16 * v);
-#pragma GCC unroll 8
-      for (int q = 0; q < Q; ++q) {
-        const Vec x = broadcast(query[q][d]);
-        for (int v = 0; v < kScoreVectors; ++v) sum[q][v] = fma(key[v], x, sum[q][v]);
-      }
-    }
-    for (int q = 0; q < Q; ++q)
-      for (int v = 0; v < kScoreVectors; ++v) store(t.scores + ids[q] * kKeyBlock + first + 16 * v, sum[q][v]);
-  }
+// The score of one key for up to 16 queries of a tile, by the same chain.
+inline Vec score_one(const CacheView& c, int64_t at, const float* queries, int tile, int n) {
+  Vec sum = zero();
+  for (int64_t d = 0; d < c.dim; ++d) sum = fma(broadcast(load_one(c, c.keys, at + d * c.page_size)), load_first(queries + d * tile, n), sum);
+  return sum;
 }
 
-// Scores become weights relative to the span's highest score so far; older sums will shrink by t.shrink. In three loops, so that the
-// waits within one query's reductions are filled with others.
-void weigh(QueryTile& t, const Selection& s) {
-  float change[kMaxTaskQueries + 16], block_total[kMaxTaskQueries];
+// Vectors first .. last - 1 of a query's scores, with nothing outside begin .. end - 1 where Cut; the highest of them.
+template <bool Cut>
+inline float bound_scores(float* scores, int first, int last, int begin, int end, float soft_cap) {
   const Vec nothing = broadcast(-__builtin_inff());
-  for (int i = 0; i < s.size; ++i) {
-    const int q = s.ids[i];
-    float* scores = t.scores + q * kKeyBlock;
-    Vec a = load(scores), b = load(scores + 16);
-    if (t.soft_cap != 0.0f) {
-      a = cap_lanes(a, broadcast(t.soft_cap));
-      b = cap_lanes(b, broadcast(t.soft_cap));
-    }
-    a = blend_first(a, nothing, between(t.end[q], 0, 16));
-    b = blend_first(b, nothing, between(t.end[q] - 16, 0, 16));
-    if (t.begin[q] != 0) {
-      a = blend_first(nothing, a, between(t.begin[q], 0, 16));
-      b = blend_first(nothing, b, between(t.begin[q] - 16, 0, 16));
-    }
-    const float before = t.highest(q), block_highest = max_lanes(max(a, b));
-    const float highest = before > block_highest ? before : block_highest;
-    store(scores, a);
-    store(scores + 16, b);
-    change[i] = before - highest;
-    t.highest(q) = highest;
+  Vec highest = nothing;
+#pragma GCC unroll 4
+  for (int i = first; i < last; ++i) {
+    Vec x = load(scores + 16 * i);
+    if (soft_cap != 0.0f) x = cap_lanes(x, broadcast(soft_cap));
+    if (Cut) x = blend_first(nothing, blend_first(x, nothing, between(end - 16 * i, 0, 16)), between(begin - 16 * i, 0, 16));
+    if (Cut || soft_cap != 0.0f) store(scores + 16 * i, x);
+    highest = max(highest, x);
   }
-  for (int i = 0; i < s.size; ++i) {
-    const int q = s.ids[i];
-    float* scores = t.scores + q * kKeyBlock;
-    const Vec origin = broadcast(t.highest(q));
-    store(scores, exp_lanes(sub(load(scores), origin)));
-    store(scores + 16, exp_lanes(sub(load(scores + 16), origin)));
+  return max_lanes(highest);
+}
+
+inline float weigh_scores(float* scores, int first, int last, Vec origin) {
+  Vec total = zero();
+#pragma GCC unroll 4
+  for (int i = first; i < last; ++i) {
+    const Vec weight = exp_lanes(sub(load(scores + 16 * i), origin));
+    store(scores + 16 * i, weight);
+    total = add(total, weight);
   }
-  for (int i = 0; i < s.size; ++i) {
-    const float* scores = t.scores + s.ids[i] * kKeyBlock;
-    block_total[i] = sum_lanes(add(load(scores), load(scores + 16)));
+  return sum_lanes(total);
+}
+
+// Scores of the block become weights relative to the span's highest score so far, to which older sums shrink. In loops of their own, so
+// that the waits within one query's reductions are filled with others. fetches(q) is called for each query in turn. Plain: every query
+// sees the whole block, and there is no soft cap.
+template <bool Plain, class Fetches>
+void weigh(QueryTile& t, int head, const Fetches& fetches) {
+  float change[kMaxTaskQueries + 16], total[kMaxTaskQueries];
+  float *const scores = t.score(head, 0), *const sums = t.sum(head, 0);
+  const auto sees = [&](int q) { return Plain || t.begin[q] < t.end[q]; };
+  for (int q = 0; q < t.count; ++q) {
+    float& highest = sums[q * t.stride + t.width];
+    const float before = highest;
+    float of_block = before;
+    if (Plain)
+      of_block = bound_scores<false>(scores + q * kKeyBlock, 0, kGroups, 0, kKeyBlock, 0.0f);
+    else if (sees(q))
+      of_block = bound_scores<true>(scores + q * kKeyBlock, t.begin[q] / 16, (t.end[q] + 15) / 16, t.begin[q], t.end[q], t.soft_cap);
+    highest = before > of_block ? before : of_block;
+    change[q] = before - highest;
   }
-  for (int i = s.size; i % 16 != 0; ++i) change[i] = 0.0f;
-  for (int i = 0; i < s.size; i += 16) store(change + i, exp_lanes(load(change + i)));
-  for (int i = 0; i < s.size; ++i) {
-    const int q = s.ids[i];
-    t.shrink[q] = change[i];
-    t.total(q) = t.total(q) * change[i] + block_total[i];
+  for (int q = 0; q < t.count; ++q) {
+    fetches(q);
+    const Vec origin = broadcast(sums[q * t.stride + t.width]);
+    if (Plain)
+      total[q] = weigh_scores(scores + q * kKeyBlock, 0, kGroups, origin);
+    else if (sees(q))
+      total[q] = weigh_scores(scores + q * kKeyBlock, t.begin[q] / 16, (t.end[q] + 15) / 16, origin);
+  }
+  for (int q = t.count; q % 16 != 0; ++q) change[q] = 0.0f;
+  for (int q = 0; q < t.count; q += 16) store(change + q, exp_lanes(load(change + q)));
+  for (int q = 0; q < t.count; ++q) {
+    if (!sees(q)) continue;
+    float* const sum = sums + q * t.stride;
+    const bool as_before = change[q] == 1.0f || sum[t.width + 1] == 0.0f;  // or there is nothing yet
+    sum[t.width + 1] = sum[t.width + 1] * change[q] + total[q];
+    if (as_before) continue;
+    const Vec factor = broadcast(change[q]);
+    for (int64_t d = 0; d < t.width; d += 16) store(sum + d, mul(load(sum + d), factor));
   }
 }
 
-// Adds the values of keys first .. last - 1 at dimensions d .. d + 16 V - 1 to Q queries.
-template <int Q, int V>
-void add_values(QueryTile& t, const int* ids, int64_t d, int first, int last, bool shrink) {
+// Values of a group, at elements at[] + offset, and the weights and sums of the first query that they are added to.
+struct GroupValues {
+  const void* values;
+  const int64_t* at;
+  int64_t offset, dim;
+  const float* weights;
+  float* sums;
+  int64_t stride;
+
+  GroupValues of(int query) const { return {values, at, offset, dim, weights + query * kKeyBlock, sums + query * stride, stride}; }
+};
+
+// Adds values first .. last - 1 to Q queries, position by position: V vectors of `lanes` dimensions each, from dimension d.
+template <int Q, int V, bool Bf16>
+inline void add_vectors(const GroupValues& g, int64_t d, int lanes, int first, int last) {
   Vec sum[Q][V];
-  const float* weights[Q];
-  for (int q = 0; q < Q; ++q) {
-    weights[q] = t.scores + ids[q] * kKeyBlock;
-    const Vec factor = broadcast(t.shrink[ids[q]]);
-    for (int v = 0; v < V; ++v) {
-      sum[q][v] = load(t.sum(ids[q]) + d + 16 * v);
-      if (shrink) sum[q][v] = mul(sum[q][v], factor);
-    }
-  }
+#pragma GCC unroll 8
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sum[q][v] = load(g.sums + q * g.stride + d + 16 * v);
   for (int j = first; j < last; ++j) {
-    const float* row = t.value_rows[j] + d;
+    const int64_t at = g.at[j] + g.offset + d;
     Vec value[V];
-    for (int v = 0; v < V; ++v) value[v] = load(row + 16 * v);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) value[v] = V == 1 ? load_part<Bf16>(g.values, at, lanes) : load_whole<Bf16>(g.values, at + 16 * v);
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
-      const Vec w = broadcast(weights[q][j]);
-      for (int v = 0; v < V; ++v) sum[q][v] = fma(value[v], w, sum[q][v]);
+      const Vec weight = broadcast(g.weights[q * kKeyBlock + j]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sum[q][v] = fma(value[v], weight, sum[q][v]);
     }
   }
+#pragma GCC unroll 8
   for (int q = 0; q < Q; ++q)
-    for (int v = 0; v < V; ++v) store(t.sum(ids[q]) + d + 16 * v, sum[q][v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(g.sums + q * g.stride + d + 16 * v, sum[q][v]);
 }
 
-// Adds the values of a block to each query that sees them: those that all see for all together, and what a query sees before and
-// after them by itself, so that each adds its own key by key.
-template <int Q, int V>
-void values_at(QueryTile& t, const int* ids, int64_t d) {
-  int begin = 0, end = kKeyBlock;
-  for (int q = 0; q < Q; ++q) {
-    begin = between(t.begin[ids[q]], begin, kKeyBlock);
-    end = between(t.end[ids[q]], 0, end);
-  }
-  if (end < begin) end = begin;
-  for (int q = 0; begin != 0 && q < Q; ++q)
-    add_values<1, V>(t, ids + q, d, t.begin[ids[q]], between(t.end[ids[q]], 0, begin), true);
-  add_values<Q, V>(t, ids, d, begin, end, begin == 0);
-  for (int q = 0; q < Q; ++q) {
-    const int own_begin = between(t.begin[ids[q]], end, kKeyBlock);
-    if (own_begin < t.end[ids[q]]) add_values<1, V>(t, ids + q, d, own_begin, t.end[ids[q]], false);
-  }
-}
-
-template <int Q>
-void value_queries(QueryTile& t, const int* ids) {
+template <int Q, bool Bf16>
+void add_values(const GroupValues& g, int first, int last) {
   int64_t d = 0;
-  for (; d + 16 * kValueVectors <= t.width; d += 16 * kValueVectors) values_at<Q, kValueVectors>(t, ids, d);
-  for (; d < t.width; d += 16) values_at<Q, 1>(t, ids, d);
+  for (; d + 16 * kValueVectors <= g.dim; d += 16 * kValueVectors) add_vectors<Q, kValueVectors, Bf16>(g, d, 16, first, last);
+  for (; d < g.dim; d += 16) add_vectors<Q, 1, Bf16>(g, d, between(g.dim - d, 0, 16), first, last);
 }
 
-template <int Q>
+template <int Q, bool Bf16>
 struct Steps {
-  static void scores(int n, QueryTile& t, const float* keys, const int* ids) {
-    n == Q ? score_queries<Q>(t, keys, ids) : Steps<Q - 1>::scores(n, t, keys, ids);
+  template <class... Arguments>
+  static void scores(int n, Arguments&&... arguments) {
+    n == Q ? score_group<Q, Bf16>(arguments...) : Steps<Q - 1, Bf16>::scores(n, arguments...);
   }
-  static void values(int n, QueryTile& t, const int* ids) {
-    n == Q ? value_queries<Q>(t, ids) : Steps<Q - 1>::values(n, t, ids);
+  static void values(int n, const GroupValues& g, int first, int last) {
+    n == Q ? add_values<Q, Bf16>(g, first, last) : Steps<Q - 1, Bf16>::values(n, g, first, last);
   }
 };
-template <>
-struct Steps<0> {
-  static void scores(int, QueryTile&, const float*, const int*) {}
-  static void values(int, QueryTile&, const int*) {}
+template <bool Bf16>
+struct Steps<0, Bf16> {
+  template <class... Arguments>
+  static void scores(int, Arguments&&...) {}
+  static void values(int, const GroupValues&, int, int) {}
 };
 
 }  // namespace

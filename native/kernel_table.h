@@ -5,8 +5,9 @@
 
 namespace foredraft {
 
-constexpr int kKeyBlock = 32;     // positions of one attention block, aligned to multiples of itself
-constexpr int kSpan = 64;         // positions of one span: two blocks
+constexpr int kKeyBlock = 64;     // positions of one attention block, aligned to multiples of itself
+constexpr int kSpan = 128;        // positions of one span: two blocks
+constexpr int kMaxPartials = 64;  // of 2^30 spans that wait to be merged
 constexpr int kMaxTaskQueries = 96;
 constexpr int kTallTaskQueries = 48;  // of a prompt's tasks: their state stays in the first-level cache
 constexpr int kMaxHeadDim = 256;
@@ -30,7 +31,7 @@ struct LinearArgs {
   WeightFormat format;
 };
 
-// One layer's keys and values [pages, heads, page_size, dim], float or bfloat16.
+// One layer's keys [pages, heads, dim, page_size] and values [pages, heads, page_size, dim], float or bfloat16.
 struct CacheView {
   void* keys;
   void* values;
@@ -44,10 +45,8 @@ struct AttentionTask {
   int32_t first_head, last_head;    // key heads
   int32_t first_query, last_query;  // at most kMaxTaskQueries with all heads together
   int32_t first_span, last_span;
-  // Null: merge the spans and write the output. Otherwise partial results are left here, one for each span, or one of all spans where
-  // these are merged already: only the first spans of a segment can be, since spans are merged in order.
+  // Null: merge the spans and write the output. Otherwise partial results are left here for merge_attention.
   float* partials;
-  bool merged;
 };
 
 struct PlanView;  // plan_view.h
@@ -95,9 +94,9 @@ struct KernelTable {
   void (*soft_cap)(const float* x, float cap, float* out, int64_t n);
   void (*rope_and_store)(const RopeArgs&, int64_t first_row, int64_t last_row);
   void (*attention)(const AttentionArgs&, const AttentionTask&, float* scratch);
-  void (*merge_attention)(const AttentionArgs&, const AttentionTask&, int64_t count);
-  int64_t (*attention_scratch)(int64_t dim);  // floats
-  int64_t (*partial_floats)(int64_t dim);
+  void (*merge_attention)(const AttentionArgs&, const AttentionTask* runs, int64_t count);
+  int64_t (*attention_scratch)(int64_t dim, int64_t spans);  // floats of a task
+  int64_t (*partial_floats)(int64_t dim, int64_t spans);     // of one query of a task that leaves partial results
   int64_t (*argmax_float)(const float* row, int64_t n);
   int64_t (*argmax_double)(const double* row, int64_t n);
   void (*philox)(uint64_t seed, uint64_t position, uint32_t stream, int64_t first_block, int64_t blocks, uint32_t* words);

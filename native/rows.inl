@@ -117,15 +117,23 @@ inline uint16_t to_bf16(float x) {
   return static_cast<uint16_t>((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
 }
 
-inline void store_row(const CacheView& c, void* base, int64_t head, int64_t slot, const float* row) {
-  const int64_t at = ((slot / c.page_size * c.heads + head) * c.page_size + slot % c.page_size) * c.dim;
+// A row of `dim` numbers, `step` elements from one to the next.
+inline void store_row(const CacheView& c, void* base, int64_t at, int64_t step, const float* row) {
   if (c.bf16) {
     uint16_t* out = static_cast<uint16_t*>(base) + at;
-    for (int64_t i = 0; i < c.dim; ++i) out[i] = to_bf16(row[i]);
+    for (int64_t i = 0; i < c.dim; ++i) out[i * step] = to_bf16(row[i]);
   } else {
     float* out = static_cast<float*>(base) + at;
-    for (int64_t i = 0; i < c.dim; ++i) out[i] = row[i];
+    for (int64_t i = 0; i < c.dim; ++i) out[i * step] = row[i];
   }
+}
+
+inline void store_key(const CacheView& c, int64_t head, int64_t slot, const float* row) {
+  store_row(c, c.keys, (slot / c.page_size * c.heads + head) * c.dim * c.page_size + slot % c.page_size, c.page_size, row);
+}
+
+inline void store_value(const CacheView& c, int64_t head, int64_t slot, const float* row) {
+  store_row(c, c.values, ((slot / c.page_size * c.heads + head) * c.page_size + slot % c.page_size) * c.dim, 1, row);
 }
 
 // Pairs (i, i + half) turned by the angle of the row's position.
@@ -157,9 +165,9 @@ void rope_and_store(const RopeArgs& a, int64_t first_row, int64_t last_row) {
       rotate(norm(in, a.query_norm), cos, sin, a.queries + (r * a.heads + h) * c.dim, half);
     for (int64_t h = 0; h < c.heads; ++h, in += c.dim) {
       rotate(norm(in, a.key_norm), cos, sin, turned, half);
-      store_row(c, c.keys, h, row.slot, turned);
+      store_key(c, h, row.slot, turned);
     }
-    for (int64_t h = 0; h < c.heads; ++h, in += c.dim) store_row(c, c.values, h, row.slot, in);
+    for (int64_t h = 0; h < c.heads; ++h, in += c.dim) store_value(c, h, row.slot, in);
   }
 }
 

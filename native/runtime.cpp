@@ -100,16 +100,14 @@ void Runtime::rope_and_store(const Plan& plan, RopeArgs args, int64_t rows, int6
 
 namespace {
 
-// Queries of a segment whose spans are shared out, and how many partial results each of them gets; 0 where one task does all spans.
-struct Merge {
-  AttentionTask task;
-  int64_t count;
+// The tasks of one pass of attention. Those of `wide` are shared out in runs of spans: tasks first .. last - 1, merged afterwards where
+// there are several.
+struct Runs {
+  size_t first, last;
 };
-
-// The tasks of one pass of attention, and what is to be merged afterwards.
 struct AttentionWork {
-  std::vector<AttentionTask> tasks;
-  std::vector<Merge> merges;
+  std::vector<AttentionTask> wide, tasks;
+  std::vector<Runs> runs;
   AlignedFloats partials;
 };
 
@@ -132,38 +130,34 @@ void add_tall(AttentionWork& work, int32_t segment, int32_t kv_heads, int64_t qu
   for (int64_t p = pieces - 1; p >= 0; --p)
     for (int32_t h = 0; h < kv_heads; ++h)
       work.tasks.push_back({segment, h, h + 1, static_cast<int32_t>(queries * p / pieces),
-                            static_cast<int32_t>(queries * (p + 1) / pieces), spans.first, spans.last, nullptr, false});
+                            static_cast<int32_t>(queries * (p + 1) / pieces), spans.first, spans.last, nullptr});
 }
 
 // Few rows: every key is read once, for all queries and heads together, and the spans are shared out.
 void add_wide(AttentionWork& work, int32_t segment, int32_t kv_heads, int32_t queries, const Spans& spans) {
   const int32_t together = std::min(kv_heads, kMaxTaskQueries / queries);
   for (int32_t h = 0; h < kv_heads; h += together)
-    work.merges.push_back({{segment, h, std::min(h + together, kv_heads), 0, queries, spans.first, spans.last, nullptr, false}, 0});
+    work.wide.push_back({segment, h, std::min(h + together, kv_heads), 0, queries, spans.first, spans.last, nullptr});
 }
 
-// Cuts every shared-out task into about `pieces` runs of spans (a run reads memory forward) and gives it its room for partial results.
-void place_partials(AttentionWork& work, int64_t stride, int64_t pieces) {
+// Cuts every wide task into about `pieces` runs of spans (a run reads memory forward) and gives each its room for partial results.
+void share_out(AttentionWork& work, const KernelTable& table, int64_t dim, int64_t pieces) {
+  const auto room_of = [&](const AttentionTask& t) {
+    return (t.last_head - t.first_head) * t.last_query * table.partial_floats(dim, t.last_span - t.first_span);
+  };
   int64_t total = 0;
-  for (Merge& m : work.merges) {
-    const int64_t spans = m.task.last_span - m.task.first_span, runs = std::min(pieces, spans);
-    m.count = runs == 1 ? 0 : 1 + spans - spans / runs;  // the first run leaves one
-    total += m.count * (m.task.last_head - m.task.first_head) * m.task.last_query * stride;
-  }
-  float* room = work.partials.room(total);
-  for (Merge& m : work.merges) {
-    const int64_t spans = m.task.last_span - m.task.first_span, runs = std::min(pieces, spans);
-    const int64_t partial = (m.task.last_head - m.task.first_head) * m.task.last_query * stride;
-    m.task.partials = runs == 1 ? nullptr : room;
+  for (const AttentionTask& t : work.wide) total += std::min<int64_t>(pieces, t.last_span - t.first_span) * room_of(t);
+  float* room = work.partials.room(pieces == 1 ? 0 : total);
+  for (const AttentionTask& t : work.wide) {
+    const int64_t spans = t.last_span - t.first_span, runs = std::min(pieces, spans);
+    work.runs.push_back({work.tasks.size(), work.tasks.size() + static_cast<size_t>(runs)});
     for (int64_t run = 0; run < runs; ++run) {
-      AttentionTask one = m.task;
-      const int64_t first = spans * run / runs, last = spans * (run + 1) / runs;
-      one.first_span = static_cast<int32_t>(m.task.first_span + first);
-      one.last_span = static_cast<int32_t>(m.task.first_span + last);
-      one.merged = run == 0;
+      AttentionTask one = t;
+      one.first_span = static_cast<int32_t>(t.first_span + spans * run / runs);
+      one.last_span = static_cast<int32_t>(t.first_span + spans * (run + 1) / runs);
       if (runs != 1) {
         one.partials = room;
-        room += (run == 0 ? 1 : last - first) * partial;
+        room += room_of(t);
       }
       work.tasks.push_back(one);
     }
@@ -179,20 +173,22 @@ void Runtime::attention(const Plan& plan, AttentionArgs args, int64_t rows) cons
   const int32_t kv_heads = static_cast<int32_t>(args.cache.heads);
   thread_local AttentionWork work;
   work.tasks.clear();
-  work.merges.clear();
-  int64_t products = 0;
+  work.wide.clear();
+  work.runs.clear();
+  int64_t products = 0, longest = 1;
   for (int64_t s = 0; s < plan.num_segments(); ++s) {
     const int64_t queries = plan.segment(s).rows * group;
     const Spans spans = spans_of(plan, plan.segment(s), args.window);
+    longest = std::max(longest, spans.count());
     products += queries * spans.count() * kSpan * kv_heads * args.cache.dim;
     if (queries > kMaxTaskQueries)
       add_tall(work, static_cast<int32_t>(s), kv_heads, queries, spans);
     else
       add_wide(work, static_cast<int32_t>(s), kv_heads, static_cast<int32_t>(queries), spans);
   }
-  const int64_t merges = static_cast<int64_t>(work.merges.size());
-  if (merges != 0) place_partials(work, table_->partial_floats(args.cache.dim), divide_up(threads(), merges));
-  const int64_t scratch_floats = table_->attention_scratch(args.cache.dim);
+  if (!work.wide.empty())
+    share_out(work, *table_, args.cache.dim, divide_up(threads(), static_cast<int64_t>(work.wide.size())));
+  const int64_t scratch_floats = table_->attention_scratch(args.cache.dim, longest);
   const std::vector<AttentionTask>& tasks = work.tasks;
   const auto one = [&](int task) {
     thread_local AlignedFloats scratch;
@@ -202,8 +198,9 @@ void Runtime::attention(const Plan& plan, AttentionArgs args, int64_t rows) cons
     pool_->parallel(static_cast<int>(tasks.size()), one);
   else
     for (size_t task = 0; task < tasks.size(); ++task) one(static_cast<int>(task));
-  for (const Merge& merge : work.merges)
-    if (merge.count != 0) table_->merge_attention(args, merge.task, merge.count);
+  for (const Runs& runs : work.runs)
+    if (runs.last - runs.first > 1)
+      table_->merge_attention(args, tasks.data() + runs.first, static_cast<int64_t>(runs.last - runs.first));
 }
 
 void Runtime::move_slots(const CacheView& c, const std::vector<int64_t>& sources, const std::vector<int64_t>& destinations) const {
@@ -213,14 +210,23 @@ void Runtime::move_slots(const CacheView& c, const std::vector<int64_t>& sources
   for (const auto* list : {&sources, &destinations})
     for (const int64_t slot : *list)
       if (slot < 0 || slot >= slots) refuse("slot " + std::to_string(slot) + " is outside 0 to " + std::to_string(slots - 1));
-  const size_t bytes = static_cast<size_t>(c.dim) * (c.bf16 ? 2 : 4);
-  const auto at = [&](void* base, int64_t slot, int64_t head) {
-    return static_cast<char*>(base) + static_cast<size_t>((slot / c.page_size * c.heads + head) * c.page_size + slot % c.page_size) * bytes;
+  const size_t element = c.bf16 ? 2 : 4, row = static_cast<size_t>(c.dim) * element;
+  const auto first = [&](int64_t slot, int64_t head) { return (slot / c.page_size * c.heads + head) * c.dim * c.page_size; };
+  const auto key = [&](int64_t slot, int64_t head) {
+    return static_cast<char*>(c.keys) + static_cast<size_t>(first(slot, head) + slot % c.page_size) * element;
   };
+  const auto value = [&](int64_t slot, int64_t head) {
+    return static_cast<char*>(c.values) + static_cast<size_t>(first(slot, head) + slot % c.page_size * c.dim) * element;
+  };
+  const size_t step = static_cast<size_t>(c.page_size) * element;
   for (size_t i = 0; i < sources.size(); ++i)
-    for (int64_t h = 0; h < c.heads; ++h)
-      for (void* base : {c.keys, c.values})
-        std::memmove(at(base, destinations[i], h), at(base, sources[i], h), bytes);
+    for (int64_t h = 0; h < c.heads; ++h) {
+      const char* from = key(sources[i], h);
+      char* to = key(destinations[i], h);
+      for (int64_t d = 0; d < c.dim; ++d, from += step, to += step)
+        c.bf16 ? std::memmove(to, from, 2) : std::memmove(to, from, 4);
+      std::memmove(value(destinations[i], h), value(sources[i], h), row);
+    }
 }
 
 namespace {

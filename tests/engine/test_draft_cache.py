@@ -41,7 +41,7 @@ def drafter_rows(llm, request, count):
     positions = torch.arange(count)
     pages = torch.tensor(request.pages)[positions // cache.page_size]
     return torch.stack(
-        [each[:, pages, :, positions % cache.page_size] for each in (cache.keys, cache.values)]
+        [each[:, pages, :, positions % cache.page_size] for each in (cache.keys.mT, cache.values)]
     )
 
 

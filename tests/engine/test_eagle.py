@@ -212,7 +212,7 @@ def slots(llm, request, count):
     cache = llm.engine.draft_cache
     at = torch.arange(count)
     pages = torch.tensor(request.pages)[at // PAGE]
-    return torch.stack([each[:, pages, :, at % PAGE] for each in (cache.keys, cache.values)])
+    return torch.stack([each[:, pages, :, at % PAGE] for each in (cache.keys.mT, cache.values)])
 
 
 @pytest.mark.parametrize("kind", ["chain", "top_k"])

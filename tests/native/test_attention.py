@@ -44,8 +44,10 @@ class PagedSequence:
         count = MAX_POSITION // self.page_size + 2
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.shuffle))
         self.pages = order.tolist()
-        shape = (count, KV_HEADS, self.page_size, self.dim)
-        self.keys, self.values = (torch.full(shape, torch.nan, dtype=self.dtype) for _ in "kv")
+        sizes = (self.dim, self.page_size), (self.page_size, self.dim)
+        self.keys, self.values = (
+            torch.full((count, KV_HEADS, *each), torch.nan, dtype=self.dtype) for each in sizes
+        )
         self.cos = random(MAX_POSITION, self.dim // 2, seed=98).to(self.activation)
         self.sin = random(MAX_POSITION, self.dim // 2, seed=99).to(self.activation)
 
@@ -267,10 +269,10 @@ def test_only_own_slots_are_written_and_only_visible_keys_are_read(instruction_s
     sequence = PagedSequence(NativeKernels(instruction_set=instruction_set), page_size=8)
     out = sequence.step(tokens(21), (-1, -1))
     assert out.isfinite().all()
-    written = sequence.keys.isfinite().all(-1).sum((1, 2)) // KV_HEADS
+    written = sequence.values.isfinite().all(-1).sum((1, 2)) // KV_HEADS
     assert [int(written[p]) for p in sequence.pages[:3]] == [8, 8, 5]
     assert int(written.sum()) == 21
-    assert torch.equal(sequence.keys.isfinite(), sequence.values.isfinite())
+    assert torch.equal(sequence.keys.mT.isfinite(), sequence.values.isfinite())
 
 
 def test_a_broken_later_row_leaves_earlier_rows_alone(instruction_set: str) -> None:
@@ -285,7 +287,7 @@ def test_a_large_group_of_heads_is_tiled(instruction_set: str) -> None:
     """One key head for 80 query heads: more queries in a row than one tile holds."""
     kernels, exact = NativeKernels(2, instruction_set=instruction_set), ReferenceKernels()
     plans = [k.prepare([Segment(0, 3, (-1,), [0])], 4) for k in (kernels, exact)]
-    queries, keys, values = random(4, 80, 16), random(1, 1, 4, 16), random(1, 1, 4, 16, seed=1)
+    queries, keys, values = random(4, 80, 16), random(1, 1, 16, 4), random(1, 1, 4, 16, seed=1)
     torch.testing.assert_close(
         kernels.attention(queries, keys, values, plans[0], 0.25),
         exact.attention(queries, keys, values, plans[1], 0.25),
@@ -305,7 +307,7 @@ def test_scores_far_apart_do_not_overflow(instruction_set: str) -> None:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_slots_move_one_after_the_other(moves: list[tuple[int, int]], dtype: torch.dtype) -> None:
-    keys, values = random(3, 2, 4, 8).to(dtype), random(3, 2, 4, 8, seed=1).to(dtype)
+    keys, values = random(3, 2, 8, 4).to(dtype), random(3, 2, 4, 8, seed=1).to(dtype)
     expected = keys.clone(), values.clone()
     sources, destinations = [m[0] for m in moves], [m[1] for m in moves]
     ReferenceKernels().move_slots(*expected, sources, destinations)
@@ -318,7 +320,7 @@ def test_slots_move_one_after_the_other(moves: list[tuple[int, int]], dtype: tor
 def test_slots_of_all_layers_move_alike(moves: list[tuple[int, int]]) -> None:
     sources, destinations = [m[0] for m in moves], [m[1] for m in moves]
     for kernels in (NativeKernels(num_threads=1), ReferenceKernels()):
-        keys, values = random(5, 3, 2, 4, 8), random(5, 3, 2, 4, 8, seed=1)
+        keys, values = random(5, 3, 2, 8, 4), random(5, 3, 2, 4, 8, seed=1)
         expected = keys.clone(), values.clone()
         for layer in range(5):
             kernels.move_slots(expected[0][layer], expected[1][layer], sources, destinations)

@@ -102,8 +102,11 @@ class Layers:
     ) -> None:
         self.kernels, self.blocks, self.page_size = kernels, blocks, page_size
         self.compiled = [kernels.compile(block) for block in blocks]
-        size = (len(blocks), PAGES * 16 // page_size + 1, shape.kv_heads, page_size, shape.dim)
-        self.keys, self.values = (torch.full(size, torch.nan, dtype=dtype) for _ in "kv")
+        pages = (len(blocks), PAGES * 16 // page_size + 1, shape.kv_heads)
+        sizes = (shape.dim, page_size), (page_size, shape.dim)
+        self.keys, self.values = (
+            torch.full((*pages, *each), torch.nan, dtype=dtype) for each in sizes
+        )
 
     def at_once(self, hidden: Tensor, segments: Sequence[Segment]) -> Tensor:
         plan, beside = self.kernels.prepare(segments, self.page_size), self.beside(hidden)
@@ -299,7 +302,7 @@ def test_parts_that_do_not_fit_are_refused(
 def test_tensors_that_do_not_fit_are_refused(message: str, hidden: Tensor, cache: Tensor) -> None:
     plan = KERNELS.prepare([Segment(0, 2, (), [0])], 16)
     with pytest.raises(ValueError, match=message):
-        KERNELS.run_blocks(hidden, [KERNELS.compile(PLAIN)], cache, cache, plan)
+        KERNELS.run_blocks(hidden, [KERNELS.compile(PLAIN)], cache.mT.contiguous(), cache, plan)
 
 
 def test_a_second_input_is_given_to_blocks_that_read_one_alone() -> None:

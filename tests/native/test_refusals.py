@@ -20,9 +20,13 @@ ROW = torch.zeros(3)
 PACKED = KERNELS.pack(torch.zeros(4, 6))
 PLAN = KERNELS.prepare([Segment(0, 2, (), (0,))], 4)
 TABLE = torch.zeros(2, 4)
-CACHE = torch.zeros(2, 2, 4, 8)
+CACHE = torch.zeros(2, 2, 4, 8)  # values; keys lie the other way round
 LAYERS = torch.zeros(3, 2, 2, 4, 8)
 HEAD = torch.zeros(8)
+
+
+def keys_like(values: torch.Tensor) -> torch.Tensor:
+    return values.mT.contiguous()
 
 
 def rope(**changed: Any) -> Any:
@@ -30,7 +34,7 @@ def rope(**changed: Any) -> Any:
         "qkv": torch.zeros(2, 48),
         "cos": TABLE,
         "sin": TABLE,
-        "keys": CACHE,
+        "keys": keys_like(CACHE),
         "values": CACHE,
         "plan": PLAN,
         **changed,
@@ -39,7 +43,11 @@ def rope(**changed: Any) -> Any:
 
 
 def attention(queries: tuple[int, ...], cache: torch.Tensor, **options: Any) -> Any:
-    return KERNELS.attention(torch.zeros(queries), cache, cache, PLAN, 1.0, **options)
+    return KERNELS.attention(torch.zeros(queries), keys_like(cache), cache, PLAN, 1.0, **options)
+
+
+def move(values: torch.Tensor, sources: list[int], destinations: list[int]) -> None:
+    KERNELS.move_slots(keys_like(values), values, sources, destinations)
 
 
 def norm(residual: torch.Tensor) -> Any:
@@ -85,17 +93,21 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     (r"position 1 is outside the rope table's 1", lambda: rope(cos=TABLE[:1], sin=TABLE[:1])),
     (r"sin must be", lambda: rope(sin=TABLE[:1])),
     (r"values must be", lambda: rope(values=torch.zeros(2, 2, 4, 16))),
-    (r"keys must be", lambda: rope(keys=CACHE.half(), values=CACHE.half())),
-    (r"pages of 4 slots, the cache has 2", lambda: rope(keys=SHORT_PAGES, values=SHORT_PAGES)),
+    (r"values must be .*\(2, 2, 8, 4\)", lambda: rope(keys=CACHE)),
+    (r"keys must be", lambda: rope(keys=keys_like(CACHE).half(), values=CACHE.half())),
+    (
+        r"pages of 4 slots, the cache has 2",
+        lambda: rope(keys=keys_like(SHORT_PAGES), values=SHORT_PAGES),
+    ),
     (r"page 7 is outside the cache's 2 pages", lambda: rope(plan=prepare(0, 2, (), (7,)))),
     (r"up to 256, got 4", lambda: attention((2, 2, 4), CACHE[..., :4].contiguous())),
     (r"up to 256, got 264", lambda: attention((2, 2, 264), torch.zeros(1, 1, 4, 264))),
     (r"3 query heads cannot share 2 key heads", lambda: attention((2, 3, 8), CACHE)),
     (r"the plan has 2 rows, the tensor 1", lambda: attention((1, 2, 8), CACHE)),
-    (r"slot 8 is outside 0 to 7", lambda: KERNELS.move_slots(CACHE, CACHE, [0], [8])),
-    (r"slot 8 is outside 0 to 7", lambda: KERNELS.move_slots(LAYERS, LAYERS, [8], [0])),
-    (r"slot -1 is outside 0 to 7", lambda: KERNELS.move_slots(LAYERS, LAYERS, [0], [-1])),
-    (r"1 sources for 2 destinations", lambda: KERNELS.move_slots(CACHE, CACHE, [0], [1, 2])),
+    (r"slot 8 is outside 0 to 7", lambda: move(CACHE, [0], [8])),
+    (r"slot 8 is outside 0 to 7", lambda: move(LAYERS, [8], [0])),
+    (r"slot -1 is outside 0 to 7", lambda: move(LAYERS, [0], [-1])),
+    (r"1 sources for 2 destinations", lambda: move(CACHE, [0], [1, 2])),
     (r"chain >= 1", lambda: prepare(0, 0, (), (0,))),
     (r"prefix >= 0", lambda: prepare(-1, 1, (), (0,))),
     (r"node 1 has parent 1", lambda: prepare(0, 1, (-1, 1), (0,))),
@@ -144,7 +156,10 @@ def test_empty_inputs_give_empty_results() -> None:
     assert KERNELS.embedding(torch.zeros(0, dtype=torch.int64), PACKED).shape == (0, 6)
     assert KERNELS.rms_norm(torch.zeros(0, 6), torch.zeros(6), 1e-5).shape == (0, 6)
     plan = KERNELS.prepare([], 4)
-    assert KERNELS.attention(torch.zeros(0, 2, 8), CACHE, CACHE, plan, 1.0).shape == (0, 16)
+    assert KERNELS.attention(torch.zeros(0, 2, 8), keys_like(CACHE), CACHE, plan, 1.0).shape == (
+        0,
+        16,
+    )
 
 
 def test_the_catalog_prefers_native_on_the_cpu() -> None:

@@ -148,8 +148,8 @@ def test_rope_turns_and_stores_as_the_reference(
     ]
     qkv = random(9, (heads[0] + 2 * heads[1]) * dim)
     cos, sin = random(12, dim // 2, seed=1), random(12, dim // 2, seed=2)
-    shape = (16, heads[1], page_size, dim)
-    keys, values = (torch.full(shape, torch.nan, dtype=cache_dtype) for _ in range(2))
+    sizes = (dim, page_size), (page_size, dim)
+    keys, values = (torch.full((16, heads[1], *s), torch.nan, dtype=cache_dtype) for s in sizes)
     exact_keys, exact_values = keys.double(), values.double()
     queries = kernels.rope_and_store(
         qkv, cos, sin, keys, values, kernels.prepare(segments, page_size), norms
@@ -168,7 +168,8 @@ def test_bfloat16_cache_keeps_nan_and_infinity() -> None:
     kernels = NativeKernels()
     row = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e-40, 3.0e38, 3.4e38, 1.00390625, -0.0])
     qkv = torch.cat([torch.zeros(16), row]).reshape(1, 24)
-    keys, values = torch.zeros(2, 1, 1, 1, 8, dtype=torch.bfloat16)
+    values = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)
+    keys = values.mT.contiguous()
     ones, zeros = torch.ones(1, 4), torch.zeros(1, 4)
     plan = kernels.prepare([Segment(0, 1, (), [0])], 1)
     kernels.rope_and_store(qkv, ones, zeros, keys, values, plan)

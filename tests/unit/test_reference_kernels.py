@@ -98,8 +98,8 @@ def test_attention_over_a_paged_tree_equals_the_loops(kernels: ReferenceKernels)
     paths += [[*range(6), 6], [*range(6), 7], [*range(6), 6, 8]]
     positions = [0, 1, 2, 3, 4, 5, 6, 6, 7]
     qkv = torch.randn(9, (HEADS + 2 * KV_HEADS) * HEAD_DIM, dtype=torch.float64)
-    cache = torch.full((4, KV_HEADS, PAGE_SIZE, HEAD_DIM), math.nan, dtype=torch.float64)
-    keys, values = cache.clone(), cache.clone()
+    values = torch.full((4, KV_HEADS, PAGE_SIZE, HEAD_DIM), math.nan, dtype=torch.float64)
+    keys = values.mT.contiguous()
     plan = kernels.prepare([segment], PAGE_SIZE)
     queries = kernels.rope_and_store(qkv, *rope_tables(16), keys, values, plan)
     out = kernels.attention(queries, keys, values, plan, 0.3).reshape(9, HEADS, HEAD_DIM)
@@ -119,8 +119,8 @@ def test_attention_over_a_paged_tree_equals_the_loops(kernels: ReferenceKernels)
 
 
 def test_move_slots_copies_in_order(kernels: ReferenceKernels) -> None:
-    keys = torch.arange(8.0, dtype=torch.float64).reshape(2, 1, 4, 1).clone()
-    values = keys.clone() * 10
+    values = torch.arange(0.0, 80.0, 10.0, dtype=torch.float64).reshape(2, 1, 4, 1)
+    keys = values.mT / 10
     kernels.move_slots(keys, values, [5, 6, 4], [4, 5, 0])
     assert keys.flatten().tolist() == [5, 1, 2, 3, 5, 6, 6, 7]
     assert values.flatten().tolist() == [50, 10, 20, 30, 50, 60, 60, 70]

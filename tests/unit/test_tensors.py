@@ -18,8 +18,9 @@ def cache(num_pages: int = 3, dtype: torch.dtype = torch.float64) -> KVCache:
 def test_layers_have_the_shape_of_the_kernels_interface() -> None:
     made = cache()
     assert len(made.keys) == len(made.values) == 2
+    assert {tensor.shape for tensor in made.keys} == {(3, 2, 8, 4)}
+    assert {tensor.shape for tensor in made.values} == {(3, 2, 4, 8)}
     for tensor in (*made.keys, *made.values):
-        assert tensor.shape == (3, 2, 4, 8)
         assert tensor.dtype == torch.float64
         assert torch.count_nonzero(tensor) == 0
         assert tensor.is_contiguous()

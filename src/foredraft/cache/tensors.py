@@ -39,7 +39,11 @@ class CacheShape:
 
 
 class KVCache:
-    """`keys` and `values`, `[layers, P, Hkv, page_size, D]` each, zero at the start.
+    """`keys` `[layers, P, Hkv, D, page_size]` and `values` `[layers, P, Hkv, page_size, D]`, zero
+    at the start.
+
+    Each lies as attention reads it: scores are sums over dimensions, for many positions side by
+    side; the output is a sum over positions, for many dimensions side by side.
 
     On a CPU the memory of a page is taken from the system when the page is first written, so that a
     large cache costs nothing until it is used.
@@ -63,9 +67,10 @@ class KVCache:
         self.num_pages = num_pages
         self.page_size = page_size
         self.device = torch.device(device)
-        sizes = (shape.num_layers, num_pages, shape.num_kv_heads, page_size, shape.head_dim)
-        self.keys = _zeros(sizes, shape.dtype, self.device)
-        self.values = _zeros(sizes, shape.dtype, self.device)
+        pages = (shape.num_layers, num_pages, shape.num_kv_heads)
+        dim = shape.head_dim
+        self.keys = _zeros((*pages, dim, page_size), shape.dtype, self.device)
+        self.values = _zeros((*pages, page_size, dim), shape.dtype, self.device)
 
     @property
     def dtype(self) -> torch.dtype:

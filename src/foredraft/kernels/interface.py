@@ -86,7 +86,8 @@ class Kernels(Protocol):
         """Norm heads, rotate queries and keys by position, write keys and values to their slots.
 
         qkv `[T, (Hq + 2 Hkv) D]`; cos, sin `[max_positions, D / 2]` (pairing: i with i + D/2);
-        keys, values `[P, Hkv, page_size, D]`; returns the rotated queries `[T, Hq, D]`.
+        keys `[P, Hkv, D, page_size]`, values `[P, Hkv, page_size, D]`; returns the rotated queries
+        `[T, Hq, D]`.
         """
 
     def attention(
@@ -117,7 +118,7 @@ class Kernels(Protocol):
         plan: Any,
         beside: Tensor | None = None,
     ) -> Tensor:
-        """`hidden [T, H]` through compiled blocks; keys, values `[blocks, P, Hkv, page_size, D]`.
+        """`hidden [T, H]` through compiled blocks; keys, values: those of all blocks.
 
         `beside [T, H]` is the second input of blocks that read one, and of no others.
         Equals `block.apply_block` for each block in turn, on the native kernels to the bit.
@@ -128,6 +129,6 @@ class Kernels(Protocol):
     ) -> None:
         """Copy keys and values of slot `sources[i]` to `destinations[i]`, in order, in all layers.
 
-        keys, values `[P, Hkv, page_size, D]` or `[layers, P, Hkv, page_size, D]`. Slots are
+        keys and values of one layer, or with the layers before all other dimensions. Slots are
         physical: `page * page_size + offset`.
         """

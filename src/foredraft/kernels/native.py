@@ -105,15 +105,21 @@ def _check_window(window: int) -> None:
 def _cache_arguments(
     keys: Tensor, values: Tensor, dims: int = 4
 ) -> tuple[int, int, int, int, int, int, bool]:
-    """keys and values `[.., P, Hkv, page_size, D]`: addresses, last four sizes, if bfloat16."""
+    """keys `[.., P, Hkv, D, page_size]`, values `[.., P, Hkv, page_size, D]`: addresses, the
+    values' last four sizes, if bfloat16.
+    """
     bf16 = _CACHE_DTYPES.get(keys.dtype)
-    for name, cache in (("keys", keys), ("values", values)):
+    for name, cache, sizes in (
+        ("keys", keys, "dim, page_size"),
+        ("values", values, "page_size, dim"),
+    ):
         if bf16 is None or cache.dim() != dims or not (cache.is_contiguous() and cache.is_cpu):
             layers = "layers, " * (dims - 4)
-            _refuse(name, cache, f"[{layers}pages, heads, page_size, dim] of float32 or bfloat16")
-    if keys.shape != values.shape or keys.dtype is not values.dtype:
-        _refuse("values", values, f"{tuple(keys.shape)} of {keys.dtype} like the keys")
-    pages, heads, page_size, dim = keys.shape[-4:]
+            _refuse(name, cache, f"[{layers}pages, heads, {sizes}] of float32 or bfloat16")
+    wanted = (*keys.shape[:-2], keys.shape[-1], keys.shape[-2])
+    if wanted != values.shape or keys.dtype is not values.dtype:
+        _refuse("values", values, f"{wanted} of {keys.dtype} to go with the keys")
+    pages, heads, page_size, dim = values.shape[-4:]
     return keys.data_ptr(), values.data_ptr(), pages, heads, page_size, dim, bool(bf16)
 
 
@@ -310,7 +316,7 @@ class NativeKernels:
         if beside is not None and (not _usable(beside) or beside.shape != hidden.shape):
             _refuse("beside", beside, f"{list(hidden.shape)} of float32")
         if keys.dim() != 5 or keys.shape[0] != len(blocks):
-            _refuse("keys", keys, f"[{len(blocks)}, pages, heads, page_size, dim]")
+            _refuse("keys", keys, f"[{len(blocks)}, pages, heads, dim, page_size]")
         cache = _cache_arguments(keys, values, 5)
         out = torch.empty_like(hidden)
         self._runtime.run_blocks(
@@ -341,7 +347,7 @@ class NativeKernels:
     ) -> Tensor:
         """Rotated queries `[T, Hq, D]`; keys and values go to their slots in the cache's dtype."""
         cache = _cache_arguments(keys, values)
-        kv_heads, dim = keys.shape[1], keys.shape[3]
+        kv_heads, dim = values.shape[1], values.shape[3]
         if not _usable(qkv) or qkv.dim() != 2 or dim == 0 or qkv.shape[1] % dim != 0:
             _refuse("qkv", qkv, f"[rows, (query heads + 2 x {kv_heads}) x {dim}] of float32")
         _check_tables(cos, sin, dim // 2)
@@ -378,7 +384,7 @@ class NativeKernels:
         _check_window(window)
         _check_cap(soft_cap, none=True)
         cache = _cache_arguments(keys, values)
-        dim = keys.shape[3]
+        dim = values.shape[3]
         if not _usable(queries) or queries.dim() != 3 or queries.shape[2] != dim:
             _refuse("queries", queries, f"[rows, heads, {dim}] of float32")
         rows, heads = queries.shape[0], queries.shape[1]
@@ -393,7 +399,7 @@ class NativeKernels:
     ) -> None:
         """Copy physical slots one after the other, in order; of all layers in one call."""
         if keys.dim() == 5:
-            layers, pages, _, page_size, _ = keys.shape
+            layers, pages, _, _, page_size = keys.shape
             slots = pages * page_size
             outside = [slot for slot in (*sources, *destinations) if not 0 <= slot < slots]
             if outside:

@@ -181,7 +181,7 @@ class ReferenceKernels:
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """Rotated queries `[T, Hq, D]`; keys and values written to their slots in their dtype."""
-        num_kv_heads, head_dim = keys.shape[1], keys.shape[3]
+        num_kv_heads, head_dim = values.shape[1], values.shape[3]
         heads = qkv.reshape(qkv.shape[0], -1, head_dim)
         num_heads = heads.shape[1] - 2 * num_kv_heads
         if norms is not None:
@@ -197,7 +197,7 @@ class ReferenceKernels:
             [low * cos_rows - high * sin_rows, high * cos_rows + low * sin_rows], dim=-1
         )
         pages, offsets = plan.slots // plan.page_size, plan.slots % plan.page_size
-        keys[pages, :, offsets] = turned[:, num_heads:].to(keys.dtype)
+        keys[pages, :, :, offsets] = turned[:, num_heads:].to(keys.dtype)
         values[pages, :, offsets] = heads[:, num_heads + num_kv_heads :].to(values.dtype)
         return turned[:, :num_heads].contiguous()
 
@@ -217,7 +217,7 @@ class ReferenceKernels:
         for part in plan.segments:
             pages, offsets = part.slots // plan.page_size, part.slots % plan.page_size
             group = num_heads // num_kv_heads
-            k = keys[pages, :, offsets].to(self.dtype).repeat_interleave(group, dim=1)
+            k = keys[pages, :, :, offsets].to(self.dtype).repeat_interleave(group, dim=1)
             v = values[pages, :, offsets].to(self.dtype).repeat_interleave(group, dim=1)
             rows = slice(part.first, part.first + part.rows)
             scores = torch.einsum("thd,khd->htk", queries[rows], k) * scale
@@ -258,9 +258,9 @@ class ReferenceKernels:
             origins[destination] = origins.get(source, source)
         if not origins:
             return
-        page_size = keys.shape[-2]
+        page_size = keys.shape[-1]
         to = torch.tensor(list(origins), device=keys.device)
         of = torch.tensor(list(origins.values()), device=keys.device)
-        for cache in (keys, values):
+        for cache in (keys.transpose(-1, -2), values):
             moved = cache[..., of // page_size, :, of % page_size, :]
             cache[..., to // page_size, :, to % page_size, :] = moved

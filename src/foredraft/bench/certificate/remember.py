@@ -173,7 +173,7 @@ class RememberedModel:
         if not flat:
             return [()] * len(segments)
         pages, offsets = _index(flat, cache)
-        ids = iter(_from_bytes(cache.keys[0, pages, 0, offsets, :_BYTES]))
+        ids = iter(_from_bytes(cache.values[0, pages, 0, offsets, :_BYTES]))
         return [tuple(next(ids) for _ in of_segment) for of_segment in slots]
 
     def _store(self, ids: Sequence[int], segments: Sequence[Segment], cache: KVCache) -> None:
@@ -187,8 +187,8 @@ class RememberedModel:
             first += segment.rows
         if flat:
             pages, offsets = _index(flat, cache)
-            values = _to_bytes(stored).to(cache.keys)
-            cache.keys[0, pages, 0, offsets, :_BYTES] = values
+            values = _to_bytes(stored).to(cache.values)
+            cache.values[0, pages, 0, offsets, :_BYTES] = values
 
     def _compute(self, suffixes: Sequence[Suffix]) -> None:
         """Compute the rows that are missing, with their ancestors, as trees below the base."""
