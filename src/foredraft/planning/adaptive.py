@@ -38,7 +38,8 @@ from foredraft.planning.policy import (
 )
 
 MARGIN = 0.02
-PROBE_SHARE, DEAR_SHARE = 0.01, 0.005  # of the time, at most; the latter of a dear drafter
+# Of the time at most; of a drafter that pays for each token, of the time that decoding takes.
+PROBE_SHARE, DEAR_SHARE = 0.01, 0.005
 PROBE_EVERY = 32  # steps; one that was accepted is followed by another at once
 PROBE_WIDTH = 2  # 1 where each token is paid for: the first is what tells most
 LARGEST_CREDIT = 8  # probes
@@ -243,7 +244,9 @@ class AdaptivePolicy:
         """Whether the step carried a probe, as `widths` would have said."""
         probed = bool(asked) and self._probes(record.load)
         self._since_probe += 1
-        share = DEAR_SHARE if self._is_dear else PROBE_SHARE
+        share = PROBE_SHARE
+        if self._is_dear:  # rows of prompts earn nothing: what it costs, decoding is to pay
+            share = DEAR_SHARE * len(record.requests) / max(1, record.load.num_rows)
         self._credit += share * (record.seconds + record.drafter_seconds)
         if not probed:
             return False
