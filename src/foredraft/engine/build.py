@@ -276,9 +276,11 @@ def _load(
 
 def _guessed_draft_ratio(loaded: LoadedModel, drafter: Drafter) -> float:
     """Drafting one token / a plain pass of the target: both read weights, or layers of the same
-    and its head. A first guess.
+    and its head. A first guess; nothing for a drafter that itself sees what is worth a pass.
     """
     capabilities, config = drafter.capabilities, loaded.config
+    if not capabilities.costs_passes:
+        return 0.0
     ratio = capabilities.weight_bytes / loaded.weight_bytes
     if capabilities.target_layers:
         head_bytes = config.vocab_size * config.hidden_size * loaded.dtype.itemsize
