@@ -14,7 +14,6 @@ struct Vec {
 constexpr int kVectorsPerPanel = 1;
 constexpr int kMaxTileRows = 6;   // 12 accumulators of the 16 registers
 constexpr int kMaxTileRowsBf16 = 4;  // measured: 105 GFLOP/s a core at 4 rows, 77 at 5, 90 at 6, where the registers no longer suffice
-constexpr int kScoreVectors = 1;  // keys of one block side by side in the score micro-kernel
 constexpr const char* kInstructionSet = "avx2";
 
 // Eight lanes of all ones below n, zeros from there.
@@ -174,18 +173,6 @@ inline void transpose_eight(const __m256* r, float* out, std::size_t stride) {
   for (int c = 0; c < 4; ++c) {
     _mm256_storeu_ps(out + c * stride, _mm256_permute2f128_ps(b[c], b[4 + c], 0x20));
     _mm256_storeu_ps(out + (4 + c) * stride, _mm256_permute2f128_ps(b[c], b[4 + c], 0x31));
-  }
-}
-// out[i * stride + j] = rows[j] lane i.
-inline void transpose_store(const Vec* rows, float* out, std::size_t stride) {
-  for (int half = 0; half < 2; ++half) {
-    __m256 low[8], high[8];
-    for (int j = 0; j < 8; ++j) {
-      low[j] = rows[8 * half + j].lo;
-      high[j] = rows[8 * half + j].hi;
-    }
-    transpose_eight(low, out + 8 * half, stride);
-    transpose_eight(high, out + 8 * stride + 8 * half, stride);
   }
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 #include <immintrin.h>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace {
@@ -14,7 +13,6 @@ struct Vec {
 constexpr int kVectorsPerPanel = 2;
 constexpr int kMaxTileRows = 12;   // 24 accumulators of the 32 registers
 constexpr int kMaxTileRowsBf16 = 12;
-constexpr int kScoreVectors = 2;   // keys of one block side by side in the score micro-kernel
 constexpr const char* kInstructionSet = "avx512";
 
 inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
@@ -112,32 +110,6 @@ inline float max_lanes(Vec a) {
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
-}
-
-// out[i * stride + j] = rows[j] lane i.
-inline void transpose_store(const Vec* rows, float* out, std::size_t stride) {
-  __m512 a[16], b[16];
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
-    a[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
-    b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xEE);
-    b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-    b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
-  }
-  // b[4 g + c] holds, in its four quarters q, the lanes 4 q + c of rows 4 g .. 4 g + 3.
-  for (int c = 0; c < 4; ++c) {
-    const __m512 low01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x44);
-    const __m512 high01 = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xEE);
-    const __m512 low23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x44);
-    const __m512 high23 = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xEE);
-    _mm512_storeu_ps(out + (0 + c) * stride, _mm512_shuffle_f32x4(low01, low23, 0x88));
-    _mm512_storeu_ps(out + (4 + c) * stride, _mm512_shuffle_f32x4(low01, low23, 0xDD));
-    _mm512_storeu_ps(out + (8 + c) * stride, _mm512_shuffle_f32x4(high01, high23, 0x88));
-    _mm512_storeu_ps(out + (12 + c) * stride, _mm512_shuffle_f32x4(high01, high23, 0xDD));
-  }
 }
 
 }  // namespace

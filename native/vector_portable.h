@@ -1,6 +1,5 @@
 // Sixteen float lanes in plain C++: the fallback of every machine, and the plainest statement of what the others compute.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -13,7 +12,6 @@ struct Vec {
 constexpr int kVectorsPerPanel = 1;
 constexpr int kMaxTileRows = 4;
 constexpr int kMaxTileRowsBf16 = 4;
-constexpr int kScoreVectors = 1;
 constexpr const char* kInstructionSet = "portable";
 
 template <class Function>
@@ -161,12 +159,6 @@ inline float max_lanes(Vec a) {
   for (int step = 8; step > 0; step /= 2)
     for (int i = 0; i < step; ++i) a.v[i] = a.v[i] > a.v[i + step] ? a.v[i] : a.v[i + step];
   return a.v[0];
-}
-
-// out[i * stride + j] = rows[j] lane i.
-inline void transpose_store(const Vec* rows, float* out, std::size_t stride) {
-  for (std::size_t i = 0; i < 16; ++i)
-    for (std::size_t j = 0; j < 16; ++j) out[i * stride + j] = rows[j].v[i];
 }
 
 }  // namespace
