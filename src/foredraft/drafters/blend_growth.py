@@ -21,10 +21,10 @@ from foredraft.core.sampling import Row
 from foredraft.drafters.blend import OTHERS, Blend, Blended, Gains, surest
 from foredraft.drafters.interface import DraftRequest
 from foredraft.drafters.ngram_blend import Law
-from foredraft.drafters.tree_growth import TOP_K, Siblings, TreeGrowth, TreeShape
+from foredraft.drafters.tree_growth import Siblings, TreeGrowth, TreeShape
 
 MODEL_BEST = 8  # of a model's law: its likeliest tokens, beside those that the source names
-SHAPE = TreeShape.of(TOP_K, (16,))
+SHAPE = TreeShape(drawn=False, branching=(16,))
 
 
 @dataclass(slots=True)
@@ -46,7 +46,6 @@ class BlendGrowth(TreeGrowth):
         max_depth: int,
         grower: BlendGrower,
     ) -> None:
-        assert SHAPE is not None
         super().__init__(request, start, room, max_depth, SHAPE)
         self._grower = grower
         self.places: list[Place] = []
