@@ -116,7 +116,7 @@ def reference_draft(
 def eagle_llm(width: int = 4, pair=None, drafter=None, **options) -> LLM:
     target, head = pair or trained()
     own = {key: options.pop(key) for key in list(options) if key.startswith("draft_")}
-    drafter = drafter or EagleDrafter(head, target, **own)
+    drafter = drafter or EagleDrafter(target, head, **own)
     config = {"num_speculative_tokens": width}
     if "rule" in options:
         config["rejection_sample_method"] = options.pop("rule")

@@ -42,7 +42,7 @@ def source(plain, tmp_path):
 def model_of(kind):
     target, head = trained()
     if kind == "eagle3":
-        return EagleDrafter(head, target)
+        return EagleDrafter(target, head)
     if kind == "draft_model":
         return DraftModelDrafter(tiny_model(seed=3, vocab_size=32), target)
     size = target.config.hidden_size
@@ -142,7 +142,7 @@ def test_the_law_is_the_targets(tmp_path):
     small_table(tmp_path / "t.ngrams", [[0, 1, 2, 1, 0, 2]], VOCAB, plain=True)
     table = NgramTableDrafter(small, str(tmp_path / "t.ngrams"), ngram_table_min_token_prob=0.0)
     head = new_head(small, range(1, VOCAB), seed=8)
-    drafter = BlendedDrafter(small, [EagleDrafter(head, small), table], blended_min_gain=0)
+    drafter = BlendedDrafter(small, [EagleDrafter(small, head), table], blended_min_gain=0)
     llm = eagle_llm(2, (small, head), drafter=drafter, max_num_seqs=128,
                     max_num_batched_tokens=512, page_size=8, rule="standard")  # fmt: skip
     check_law(llm, small)

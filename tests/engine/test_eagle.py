@@ -48,7 +48,7 @@ def alone(plain, known_outputs):
 
 def recorded(width=4, **options) -> tuple[LLM, RecordingDrafter]:
     target, head = trained()
-    drafter = RecordingDrafter(EagleDrafter(head, target))
+    drafter = RecordingDrafter(EagleDrafter(target, head))
     return eagle_llm(width, drafter=drafter, **options), drafter
 
 
@@ -142,7 +142,7 @@ def test_what_it_has_not_read_stays_bounded_where_it_does_not_draft(alone):
 @BOTH
 def test_it_is_preempted_with_its_target(alone, params, pages):
     target, head = trained()
-    shapes = cache_shape(target.config, target.cache_dtype), EagleDrafter(head, target).head
+    shapes = cache_shape(target.config, target.cache_dtype), EagleDrafter(target, head).head
     bytes_per_page = PAGE * sum(
         each.bytes_per_position for each in (shapes[0], shapes[1].cache_shape)
     )
@@ -275,7 +275,7 @@ def test_sampled_sequences_follow_the_enumerated_law(kind, rule):
 def test_stated_laws_are_those_that_tokens_were_drawn_from():
     """Of the reduced vocabulary alone, and of what the request's processors leave of it."""
     target, head = trained()
-    drafter = RecordingDrafter(EagleDrafter(head, target))
+    drafter = RecordingDrafter(EagleDrafter(target, head))
     params = replace(SEEDED, temperature=0.7, top_k=5, max_tokens=12)
     eagle_llm(3, drafter=drafter, rule="standard").generate(PROMPTS, params)
     never = set(range(32)) - set(head.draft_ids.tolist())
@@ -338,7 +338,7 @@ def test_a_context_longer_than_its_positions_gets_no_drafts(alone):
     short = Eagle3(replace(head.config, max_position_embeddings=16), head.draft_ids,
                    target.model.embed(torch.arange(32))).double()  # fmt: skip
     short.load_state_dict(head.state_dict())
-    drafter = RecordingDrafter(EagleDrafter(short, target))
+    drafter = RecordingDrafter(EagleDrafter(target, short))
     outputs = eagle_llm(4, drafter=drafter).generate(PROMPTS, GREEDY)
     assert ids(outputs) == alone(GREEDY)
     drafted = [len(r.tokens) for r, d in zip(drafter.requests, drafter.drafts, strict=True)
@@ -365,9 +365,9 @@ def test_a_head_is_loaded_by_its_directory_and_belongs_to_its_target(tmp_path):
             LLM(target, speculative_config=config | {"model": str(other)})
     wide = tiny_model(seed=1, vocab_size=32, hidden_size=64)
     with pytest.raises(ModelError, match="hidden_size is 32, this target's 64"):
-        EagleDrafter(head, wide)
+        EagleDrafter(wide, head)
     with pytest.raises(ModelError, match="feature layer 9"):
-        EagleDrafter(new_head(target, range(32), feature_layers=(0, 1, 9)), target)
+        EagleDrafter(target, new_head(target, range(32), feature_layers=(0, 1, 9)))
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_pass_is_the_formula(kernels, dtype, near, options):
                          ids=str)  # fmt: skip
 def test_it_changes_nothing(plain, known_outputs, params, options):
     target, head = trained()
-    drafter = EarlierEagleDrafter(head, target, **options)
+    drafter = EarlierEagleDrafter(target, head, **options)
     llm = eagle_llm(4, pair=(target, head), drafter=drafter)
     outputs = llm.generate(PROMPTS, params)
     assert ids(outputs) == plain(params)
@@ -184,7 +184,7 @@ def test_it_changes_nothing(plain, known_outputs, params, options):
 @pytest.mark.parametrize("chunk", [1, 4, None])
 def test_its_drafts_are_the_formulas(chunk):
     target, head = trained()
-    drafter = RecordingDrafter(EarlierEagleDrafter(head, target))
+    drafter = RecordingDrafter(EarlierEagleDrafter(target, head))
     llm = eagle_llm(4, pair=(target, head), drafter=drafter, prefill_chunk_size=chunk)
     llm.generate(PROMPTS, replace(GREEDY, max_tokens=12))
     checked = 0
@@ -276,6 +276,6 @@ NORM = "layers.0.input_layernorm.weight"
 def test_what_is_no_such_head_is_refused_in_one_line(tmp_path, target, message, change, changes):
     directory = broken(tmp_path, target, change, **changes)
     with pytest.raises(ModelError, match=message) as caught:
-        EarlierEagleDrafter(directory, target)
+        EarlierEagleDrafter(target, directory)
     assert str(caught.value).startswith(str(directory))
     assert "\n" not in str(caught.value)

@@ -81,7 +81,7 @@ def test_heads_read_the_hidden_states_of_every_family(make_llm, family, kernels,
     model = model_of(family, kernels, dtype)
     plain = [list(make_llm(model=model).generate([p], SEEDED)[0].token_ids) for p in PROMPTS]
     for drafter in (
-        EagleDrafter(new_head(model, range(2, 32)), model, draft_tree="top_k"),
+        EagleDrafter(model, new_head(model, range(2, 32)), draft_tree="top_k"),
         MedusaDrafter(new_heads(model), model),
     ):
         outputs = make_llm(drafter, 3, model, prefill_chunk_size=5).generate(PROMPTS, SEEDED)

@@ -59,9 +59,9 @@ DRAFTERS: dict[str, Callable[[LoadedModel], Drafter]] = {
     "drawn tree": lambda target: DraftModelDrafter(target, target, draft_tree="sampled"),
     "likeliest tree": lambda target: DraftModelDrafter(target, target, draft_tree="top_k"),
     "early exit": EarlyExitDrafter,
-    "eagle": lambda target: EagleDrafter(new_head(target, range(1, 32)), target),
+    "eagle": lambda target: EagleDrafter(target, new_head(target, range(1, 32))),
     "eagle tree": lambda target: EagleDrafter(
-        new_head(target, range(1, 32)), target, draft_tree="top_k"
+        target, new_head(target, range(1, 32)), draft_tree="top_k"
     ),
     "medusa": lambda target: MedusaDrafter(new_heads(target), target),
     "cascade": lambda target: CascadeDrafter(target, RepeatDrafter(3), target),

@@ -45,7 +45,7 @@ def drafter_of(method: str, target: LoadedModel) -> EagleDrafter | MedusaDrafter
     if method == "eagle3":
         head = new_head(target, range(32))
         head.lm_head.weight.data.zero_()
-        return EagleDrafter(head, target)
+        return EagleDrafter(target, head)
     return MedusaDrafter(new_heads(target, range(32)), target, draft_tree="none")
 
 
@@ -90,7 +90,7 @@ def test_a_heads_weights_and_cache_come_out_of_the_budget_and_nothing_else_does(
     target = tiny_model(seed=1, vocab_size=32, dtype="float32")
     if method == "eagle3":
         head = new_head(target, range(2, 20))
-        drafter = EagleDrafter(head, target)
+        drafter = EagleDrafter(target, head)
     else:
         head = new_heads(target)
         drafter = MedusaDrafter(head, target)

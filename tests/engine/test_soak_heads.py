@@ -31,8 +31,8 @@ class HeadRouting(Routing):
 
     def __init__(self) -> None:
         self.models = {
-            "eagle": EagleDrafter(HEAD, TARGET),
-            "eagle tree": EagleDrafter(HEAD, TARGET, draft_tree="top_k"),
+            "eagle": EagleDrafter(TARGET, HEAD),
+            "eagle tree": EagleDrafter(TARGET, HEAD, draft_tree="top_k"),
             "medusa": MedusaDrafter(new_heads(TARGET), TARGET),
         }
         self.shared: dict[str, Any] = dict(self.models)

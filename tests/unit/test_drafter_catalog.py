@@ -69,7 +69,7 @@ def test_a_constructor_that_names_the_target_gets_it(monkeypatch: pytest.MonkeyP
         (
             "nrgam",
             {},
-            "unknown speculative method 'nrgam'; valid are auto, blended, cascade, combined, .*ngram, .*"
+            "unknown speculative method 'nrgam'; valid are auto, blended, cascade, .*ngram, .*"
             "or a path",
         ),
         ("no.such.module:Drafter", {}, "cannot import speculative method 'no.such.module:Drafter'"),

@@ -15,8 +15,8 @@ from foredraft.drafters.catalog import build_drafter
 from foredraft.drafters.interface import Draft, DraftRequest
 from foredraft.drafters.ngram_table import NgramTableDrafter
 from foredraft.drafters.ngram_table_file import NgramTableFile
+from foredraft.drafters.shipped.catalog import TABLES, built_in_table
 from foredraft.drafters.suffix_source import most_bytes
-from foredraft.drafters.tables.built_in import TABLES, built_in_table
 from foredraft.models import registry
 from foredraft.models.built_in import BuiltIn, Licence, PackagedFile, Part
 from foredraft.models.fingerprint import fingerprint

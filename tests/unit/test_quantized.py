@@ -80,7 +80,7 @@ def test_heads_and_draft_models_are_kept_in_8_bits(tmp_path):
     head = Eagle3(replace(EAGLE, head_dim=8), IDS, target.model.embed(list(range(20))))
     medusa = Medusa(MedusaConfig(num_heads=2, num_layers=1, hidden_size=16, vocab_size=20))
     for make in (
-        lambda **options: EagleDrafter(head, target, **options),
+        lambda **options: EagleDrafter(target, head, **options),
         lambda **options: MedusaDrafter(medusa, target, **options),
         lambda **options: DraftModelDrafter(tmp_path / "model", target, **options),
     ):

@@ -148,7 +148,7 @@ def _belief(row: Row, named: Sequence[int], row_math: RowMath) -> dict[int, floa
     if not math.isfinite(largest):
         return None
     ids = list(dict.fromkeys([*best, *named]))
-    powers = (scores - largest).exp_()  # a third of what torch.logsumexp takes
+    powers = (scores - largest).exp_()  # cheaper than torch.logsumexp, which masks infinities
     probabilities = (powers[ids] / powers.sum()).tolist()
     return dict(zip(ids, probabilities, strict=True))
 

@@ -28,6 +28,7 @@ from foredraft.drafters.ngram_blend import Law
 from foredraft.drafters.track_record import emitted
 from foredraft.models.load import LoadedModel
 
+SHIPPED = ({"method": "ngram_table"}, {"method": "eagle3", "quantization": "q8_0"})
 # Tokens that the time of a plain pass brings while drafts are verified.
 TOKENS_A_PASS = 1.5
 
@@ -66,13 +67,14 @@ class BlendedDrafter:
     def __init__(
         self,
         target: LoadedModel,
-        drafters: Sequence[Mapping[str, Any] | Drafter],
+        drafters: Sequence[Mapping[str, Any] | Drafter] = SHIPPED,
         num_speculative_tokens: int | None = None,
         blended_min_gain: float | None = None,
     ) -> None:
         """
         Args:
-            drafters: one that states laws and one with a model, each a method with its options.
+            drafters: one that states laws and one with a model, each a method with its options;
+                by default the table and the EAGLE-3 head that come with the target.
             num_speculative_tokens: nodes of a draft; None: as many as the first wants.
             blended_min_gain: tokens that a pass of the model must promise; 0: it is always asked.
                 None: what a pass costs, by its weights over the target's.

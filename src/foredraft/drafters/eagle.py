@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from foredraft.cache.tensors import KVCache
+from foredraft.core.errors import ConfigError
 from foredraft.drafters.drawing import PROBABILISTIC, check_sample_method
 from foredraft.drafters.growth import ChainGrower, Grower, Growth, NoGrowth, Rows
 from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, StepResult
+from foredraft.drafters.shipped.catalog import built_in_head
 from foredraft.drafters.tree_growth import NO_TREE, TreeGrower, TreeShape
 from foredraft.kernels.interface import Segment
 from foredraft.models.heads.belonging import check_checksum, check_target
@@ -98,8 +100,8 @@ class EagleDrafter:
 
     def __init__(
         self,
-        model: str | Path | Eagle3 | Eagle,
         target: LoadedModel,
+        model: str | Path | Eagle3 | Eagle | None = None,
         num_speculative_tokens: int = DEFAULT_DRAFT_LENGTH,
         draft_sample_method: str = PROBABILISTIC,
         draft_tree: str = NO_TREE,
@@ -108,13 +110,14 @@ class EagleDrafter:
     ) -> None:
         """
         Args:
-            model: the directory of a checkpoint, or a head.
+            model: the directory of a checkpoint, or a head; None: the one that comes with the
+                target.
             draft_sample_method, draft_tree, draft_tree_branching: as of a draft model.
             quantization: "q8_0" keeps the head's weights in 8 bits; None: as the target's.
 
         Raises:
             ModelError: the head cannot be loaded, or is of another target.
-            ConfigError: an option out of range.
+            ConfigError: an option out of range, or no head comes with the target.
         """
         self.sampled = check_sample_method(draft_sample_method)
         shape = TreeShape.of(draft_tree, draft_tree_branching, sampled=self.sampled)
@@ -139,6 +142,8 @@ class EagleDrafter:
         self, model: Any, target: LoadedModel, quantization: str | None
     ) -> tuple[KernelEagle3 | KernelEagle, tuple[int, ...]]:
         """The head over the target's kernels, and the depths of the target that it reads."""
+        if model is None:
+            model = _shipped(target)
         head = model if isinstance(model, Eagle3) else _load(model, target)
         depths = _check(head, target)
         return KernelEagle3(head, target, quantization), depths
@@ -249,3 +254,13 @@ def _cache(request: DraftRequest) -> KVCache:
     if request.cache is None:
         raise RuntimeError(f"request {request.id} came without the drafter's cache")
     return request.cache
+
+
+def _shipped(target: LoadedModel) -> Path:
+    found = built_in_head(target.name, target.path)
+    if found is None:
+        raise ConfigError(
+            f"no EAGLE-3 head comes with {target.name!r}: `foredraft train eagle3` makes one, to "
+            "be given as model"
+        )
+    return found

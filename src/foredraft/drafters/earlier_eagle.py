@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from foredraft.core.errors import ConfigError
 from foredraft.drafters.eagle import EagleDrafter
 from foredraft.models.heads.belonging import check_target
 from foredraft.models.heads.eagle import Eagle, KernelEagle
@@ -22,6 +23,8 @@ class EarlierEagleDrafter(EagleDrafter):
     def _open_head(
         self, model: Any, target: LoadedModel, quantization: str | None
     ) -> tuple[KernelEagle, tuple[int, ...]]:
+        if model is None:
+            raise ConfigError("method 'eagle' needs a model: the directory of a head")
         head = model if isinstance(model, Eagle) else load_eagle(model, target.config)
         config = head.config
         check_target(config.hidden_size, config.vocab_size, None, target.config, None)

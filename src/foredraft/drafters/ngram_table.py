@@ -17,9 +17,9 @@ from foredraft.drafters.interface import Capabilities, Draft, DraftRequest, Step
 from foredraft.drafters.ngram_blend import NO_TEXT, BlendLimits, BlendProposal, Law
 from foredraft.drafters.ngram_table_file import Header, NgramTableFile
 from foredraft.drafters.ngram_table_source import MAX_OCCURRENCES, TextSource, text_maker
+from foredraft.drafters.shipped.catalog import built_in_table
 from foredraft.drafters.suffix_responses import Key, ResponseCache
 from foredraft.drafters.suffix_source import index_maker, most_bytes
-from foredraft.drafters.tables.built_in import built_in_table
 from foredraft.models.fingerprint import fingerprint
 from foredraft.models.load import LoadedModel
 
