@@ -141,7 +141,7 @@ def test_heads_are_told_what_is_remembered(kind, rule):
         sizes = (32, 48, 4, 2, 8, c.vocab_size, 20, 256, 1e-5, c.rope, 32, (0, 1, 3))
         embedding = target.model.embed(list(range(24)))
         head = Eagle3(Eagle3Config(*sizes), torch.arange(20), embedding)
-        drafter = EagleDrafter(head, target)
+        drafter = EagleDrafter(target, head)
     else:
         rows = target.model.head_rows(torch.arange(24))
         drafter = MedusaDrafter(Medusa(MedusaConfig(32, 24, 3), head=rows), target)
