@@ -17,7 +17,7 @@ from foredraft.bench.drafters_page import drafters_page
 from foredraft.bench.load.page import load_section
 from foredraft.bench.markdown import Result, median, number, section, table, times
 from foredraft.bench.plan_report import agent_loop, plan
-from foredraft.bench.training_page import training_section
+from foredraft.bench.training_page import acceptance_section, training_section
 
 BEGIN = "<!-- figures: begin (written by `make report`; do not edit) -->"
 END = "<!-- figures: end -->"
@@ -276,6 +276,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "structured": _structured,
     "load": load_section,
     "training": training_section,
+    "acceptance": acceptance_section,
 }
 
 

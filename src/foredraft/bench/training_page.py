@@ -1,4 +1,4 @@
-"""What training runs measured, in Markdown. Knows the form of that result only."""
+"""What training runs and their drafters measured, in Markdown. Knows the form of results only."""
 
 from __future__ import annotations
 
@@ -34,3 +34,25 @@ def _some(measured: Sequence[Any]) -> list[Any]:
     """At most `_SHOWN`, evenly spread, ending with the last."""
     step = max(1, -(-len(measured) // _SHOWN))
     return [*measured[::-1][::step]][::-1]
+
+
+def acceptance_section(result: Result) -> str:
+    """A line for each drafter at each temperature."""
+    rows = [
+        [
+            run["label"],
+            f"{run['temperature']:g}",
+            number(run["mean_acceptance_length"]),
+            number(run["tokens_per_step"]),
+            *(f"{rate:.1%}" for rate in run["acceptance_by_position"][:3]),
+        ]
+        for run in result["runs"]
+    ]
+    words = (
+        f"**Acceptance**, {result['model']}, {result['prompts']} prompts of "
+        f"{', '.join(result['tasks'])}, at most {result['max_tokens']} tokens."
+    )
+    heading = [
+        "drafter", "temperature", "acceptance length", "tokens a step", "first", "second", "third",
+    ]  # fmt: skip
+    return section(words, heading, rows, result)

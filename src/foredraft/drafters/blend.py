@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 OTHERS = -1  # all tokens that nobody names, as one
 MAX_DEPTH = 3  # deeper nodes weigh as this deep
-STARTING_WEIGHTS = (0.85, 0.3)  # of source and model; LOG.md, "Blended drafters"
+STARTING_WEIGHTS = (0.6, 0.5)  # of source and model; LOG.md, "Weights of 8 bits"
 LEARNING_RATE, SLOWEST_RATE, RATE_AFTER = 0.02, 0.002, 200.0
 LEAST = 1e-5  # of a probability, before its logarithm
 TENTHS = 10
