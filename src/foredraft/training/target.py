@@ -146,7 +146,7 @@ def _kept_taps(features: Features, batch: Batch, depths: Sequence[int]) -> Taps:
     normaliser = torch.zeros(batch.tokens.shape)
     for row, (place, length) in enumerate(zip(batch.places, batch.lengths, strict=True)):
         hidden[row, :length], normaliser[row, :length] = features.read(place, length)
-    *parts, last = hidden.to(device).split(size, dim=-1)
+    *parts, last = torch.split(hidden.to(device), size, dim=-1)
     found = dict(zip(features.kept.depths, parts, strict=True))
     return Taps(tuple(found[depth] for depth in depths), last, normaliser.to(device))
 
