@@ -15,12 +15,13 @@ from foredraft.drafters.catalog import build_drafter
 from foredraft.drafters.interface import Draft, DraftRequest
 from foredraft.drafters.ngram_table import NgramTableDrafter
 from foredraft.drafters.ngram_table_file import NgramTableFile
-from foredraft.drafters.shipped.catalog import TABLES, built_in_table
+from foredraft.drafters.shipped.catalog import HEADS, TABLES, built_in_head, built_in_table
 from foredraft.drafters.suffix_source import most_bytes
 from foredraft.models import registry
 from foredraft.models.built_in import BuiltIn, Licence, PackagedFile, Part
 from foredraft.models.fingerprint import fingerprint
-from foredraft.models.load import LoadedModel
+from foredraft.models.heads.eagle3_checkpoint import load_eagle3
+from foredraft.models.load import LoadedModel, open_files
 from foredraft.testing.models import tiny_model
 from foredraft.testing.ngram_tables import small_table
 from foredraft.testing.requests import draft_request
@@ -195,3 +196,13 @@ def test_the_tables_that_come_with_the_package_can_be_read() -> None:
         table = NgramTableFile.open(path)
         assert table.header.target == name
         assert table.num_bytes < 16e6
+
+
+def test_the_heads_that_come_with_the_package_can_be_read() -> None:
+    for name in HEADS:
+        path = built_in_head(name)
+        assert path is not None
+        target = open_files(registry.pull(name))[0]
+        head = load_eagle3(path, target)
+        assert head.config.target_sha256 == fingerprint(registry.pull(name))
+    assert built_in_head("another") is None
