@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -185,3 +187,21 @@ def test_the_rate_rises_and_falls() -> None:
 
 def test_freed_memory_is_kept_where_glibc_is() -> None:
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
+def test_a_run_is_not_gone_on_with_while_it_goes_on(tmp_path: Path) -> None:
+    RunDirectory(tmp_path / "run", ASKED)
+    held = (
+        "import fcntl, sys; lock = open(sys.argv[1], 'wb'); fcntl.lockf(lock, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", held, str(tmp_path / "run" / "lock")]
+    RunDirectory(tmp_path / "other", ASKED)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match=r"a run is going on in .*run': wait for it"):
+            RunDirectory(tmp_path / "run", ASKED)
+        other.communicate()
+    RunDirectory(tmp_path / "run", ASKED)

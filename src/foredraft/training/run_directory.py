@@ -6,14 +6,16 @@ Knows files; knows no student and no optimiser. A directory:
     log.jsonl       a line for each record, in the order of steps
     checkpoint/     state.json and tensors.safetensors, replaced as one
     best/           the best student so far, as an engine loads it
+    lock            held by the process whose run is going on
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -25,6 +27,7 @@ from foredraft.models.hf_writer import write_json
 
 FORMAT = "foredraft-training-1"
 _ASKED, _LOG, _STATE, _TENSORS = "run.json", "log.jsonl", "state.json", "tensors.safetensors"
+_LOCK = "lock"
 _LONGEST = 60  # characters of a value in an error
 
 
@@ -34,7 +37,8 @@ class RunDirectory:
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         """Take the directory for a run that was asked for by `asked` (JSON values).
 
-        Raises UserError where another run, or something else, is there, or it can't be written.
+        Raises UserError where another run, or something else, is there, where the same run is
+        going on in another process, and where it can't be written.
         """
         self.path = path
         self.best = path / "best"
@@ -49,6 +53,7 @@ class RunDirectory:
             else:
                 path.mkdir(parents=True, exist_ok=True)
                 write_json(path / _ASKED, values)
+            self._held = _alone_with(path)
         except OSError as error:
             raise UserError(f"cannot write {str(path)!r}: {error.strerror}") from None
 
@@ -85,6 +90,17 @@ class RunDirectory:
             return state, load_file(self._checkpoint / _TENSORS)
         except (OSError, ValueError, SafetensorError) as error:
             raise UserError(f"cannot read {str(self._checkpoint)!r}: {error}") from None
+
+
+def _alone_with(path: Path) -> IO[bytes]:
+    """The lock of a directory, held until the process ends."""
+    lock = (path / _LOCK).open("wb")
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # which one is up to the system
+        lock.close()
+        raise UserError(f"a run is going on in {str(path)!r}: wait for it, or stop it") from None
+    return lock
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
