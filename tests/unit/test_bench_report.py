@@ -187,3 +187,13 @@ def test_a_training_run_is_shown_to_its_last_measurement(tmp_path: Path) -> None
     lines = [line for line in figures(tmp_path).splitlines() if line.startswith("| x ")]
     assert 5 <= len(lines) <= 8
     assert lines[-1] == "| x | 20,000 | 2.00 | 50.0% |"
+
+
+def test_acceptance_is_shown_by_drafter_and_temperature(tmp_path: Path) -> None:
+    run = {
+        "label": "blended", "temperature": 1.0, "mean_acceptance_length": 1.6,
+        "tokens_per_step": 1.58, "acceptance_by_position": [0.4, 0.15, 0.05],
+    }  # fmt: skip
+    result = {**DECODE, "kind": "acceptance", "tasks": ["chat"], "runs": [run]}
+    (tmp_path / "acceptance.json").write_text(json.dumps(result))
+    assert "| blended | 1 | 1.60 | 1.58 | 40.0% | 15.0% | 5.0% |" in figures(tmp_path)
