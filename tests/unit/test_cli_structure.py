@@ -35,7 +35,7 @@ def test_each_option_is_one_kind(tmp_path: Path) -> None:
     [
         ({"regex": "a", "choice": ["b"]}, "--regex and --choice: an answer has one structure"),
         ({"json_schema": Path("missing.json")}, "cannot read --json-schema 'missing.json'"),
-        ({"regex": ""}, "structured_outputs.regex must be text"),
+        ({"regex": ""}, "structured_outputs.regex must hold text"),
     ],
 )
 def test_mistakes_are_named(given: dict[str, Any], words: str) -> None:

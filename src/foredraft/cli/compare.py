@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def compare_with_plain(
-    speculative: LLM,
+    speculative: Callable[[], LLM],
     plain: LLM,
     prompt: Sequence[int],
     params: SamplingParams,
@@ -25,11 +25,13 @@ def compare_with_plain(
 ) -> tuple[RequestOutput, Comparison]:
     """Run both twice: speculative, plain, plain, speculative, so that a machine's drift cancels.
 
-    `first` is the first speculative run, which the caller may show as it goes. Returns its output.
+    `first` is the first speculative run, which the caller may show as it goes. The other one has an
+    engine of its own, made by `speculative`: a drafter that learns would know the answer already.
+    Returns the first run's output.
     """
     runs = [(True, first())]
-    for is_speculative, llm in ((False, plain), (False, plain), (True, speculative)):
-        runs.append((is_speculative, llm.generate([list(prompt)], params)[0]))
+    runs += [(False, plain.generate([list(prompt)], params)[0]) for _ in range(2)]
+    runs.append((True, speculative().generate([list(prompt)], params)[0]))
     comparable = params.temperature == 0 or params.seed is not None
     ids = [tuple(each.token_ids) for _, output in runs for each in output.outputs[:1]]
     return runs[0][1], Comparison(

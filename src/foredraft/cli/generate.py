@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,9 +85,10 @@ def generate(
     loaded = runtime.load(model)
     llm = runtime.llm(loaded, config)
     plain = runtime.llm(loaded, None) if compare else None
+    again = partial(runtime.llm, loaded, config)
     ids = prompt_ids(loaded.tokenizer, text, chat)
     if json_output:
-        output, comparison = _run(lambda: llm.generate([ids], params)[0], llm, plain, ids, params)
+        output, comparison = _run(lambda: llm.generate([ids], params)[0], again, plain, ids, params)
         values = {"model": loaded.name, "speculative_config": config}
         sys.stdout.write(json.dumps({**values, **output_values(output, comparison)}) + "\n")
     else:
@@ -99,7 +101,7 @@ def generate(
             console.file.flush()
             return output
 
-        output, comparison = _run(shown, llm, plain, ids, params)
+        output, comparison = _run(shown, again, plain, ids, params)
         console.file.write(ERASE_LINE if noted else "")
         # A pipe gets the text alone.
         last = console if console.is_terminal else message_console()
@@ -125,14 +127,14 @@ def _explain_difference(kernels: str) -> None:
 
 def _run(
     first: Callable[[], RequestOutput],
-    llm: LLM,
+    again: Callable[[], LLM],
     plain: LLM | None,
     ids: list[int],
     params: SamplingParams,
 ) -> tuple[RequestOutput, Comparison | None]:
     if plain is None:
         return first(), None
-    return compare_with_plain(llm, plain, ids, params, first)
+    return compare_with_plain(again, plain, ids, params, first)
 
 
 def _show(console: Console, llm: LLM, ids: list[int], params: SamplingParams) -> RequestOutput:

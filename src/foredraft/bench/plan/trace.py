@@ -6,7 +6,7 @@ Knows drafters by the protocol and steps by what drafters are told; knows no cos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foredraft.drafters.interface import Draft, Drafter, DraftRequest, StepResult, StepRow
 
@@ -34,7 +34,8 @@ class Recorder:
 
     def __init__(self, inner: Drafter) -> None:
         self._inner = inner
-        self.capabilities = inner.capabilities
+        # What became of every draft is recorded, whether or not the drafter itself wants to know.
+        self.capabilities = replace(inner.capabilities, observes=True)
         self._drafts: dict[str, Draft] = {}
         self._running: dict[str, list[DraftedStep] | None] = {}  # None: the prompt isn't finished
         self.texts: list[list[DraftedStep]] = []  # in the order in which their prompts were read
