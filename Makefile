@@ -85,10 +85,7 @@ check: setup  ## ruff, mypy, import-linter
 	$(BIN)/lint-imports
 
 # What `auto` chooses among, and what costs passes, under the policy that must not let it lose.
-SETTLED := {"method":"ngram" {"method":"suffix" {"method":"ngram_table" {"method":"ngram_table","policy":"adaptive"
-UNTRAINED := {"method":"lookahead","policy":"adaptive" {"method":"early_exit","num_speculative_tokens":2,"policy":"adaptive" \
-  {"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":2,"policy":"adaptive" \
-  {"method":"cascade","model":"$(PAIRS)/8","drafter":{"method":"suffix"},"num_speculative_tokens":4,"policy":"adaptive"
+SETTLED := {"method":"ngram" {"method":"suffix" {"method":"auto" {"method":"auto","policy":"adaptive" {"method":"blended"
 DECODE := $(FOREDRAFT) bench decode $(MODEL) --workload $(PROMPTS) --dtype bfloat16
 bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet machine), then the pages of figures
 	$(FOREDRAFT) bench kernels --output $(RESULTS)/kernels.json
@@ -97,7 +94,7 @@ bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet mach
 	  --speculative-config '{"method":"ngram","num_speculative_tokens":8}' --output $(RESULTS)/decode.json
 	$(FOREDRAFT) export $(MODEL) $(PAIRS)/8 --layers 8 --force
 	$(DECODE) --limit-per-task 4 --repeats 2 --max-tokens 96 \
-	  $(foreach config,$(SETTLED) $(UNTRAINED),--speculative-config '$(config)}') --output $(RESULTS)/decode-auto.json
+	  $(foreach config,$(SETTLED),--speculative-config '$(config)}') --output $(RESULTS)/decode-auto.json
 	for length in 512 2000 4000; do $(DECODE) --limit-per-task 1 --max-tokens 64 --ignore-eos --prompt-tokens $$length \
 	  --speculative-config '{"method":"ngram","num_speculative_tokens":4}' \
 	  --output $(RESULTS)/decode-context-$$length.json || exit 1; done
