@@ -19,7 +19,7 @@ from foredraft.training.acceptance import Measuring
 from foredraft.training.answers import Answers
 from foredraft.training.begin import new_eagle3
 from foredraft.training.eagle3 import Eagle3Student
-from foredraft.training.freed_memory import keep_freed_memory
+from foredraft.training.freed_memory import freed_memory_kept
 from foredraft.training.loop import Loop, Progress, Settings, learning_rate
 from foredraft.training.run_directory import RunDirectory, read_log
 from foredraft.training.student import Objective
@@ -186,7 +186,8 @@ def test_the_rate_rises_and_falls() -> None:
 
 
 def test_freed_memory_is_kept_where_glibc_is() -> None:
-    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    with freed_memory_kept() as kept:
+        assert kept == (platform.libc_ver()[0] == "glibc")
 
 
 def test_a_run_is_not_gone_on_with_while_it_goes_on(tmp_path: Path) -> None:

@@ -70,13 +70,12 @@ def train(
     import torch
 
     from foredraft.training.acceptance import Measuring
-    from foredraft.training.freed_memory import keep_freed_memory
+    from foredraft.training.freed_memory import freed_memory_kept
     from foredraft.training.loop import Loop
     from foredraft.training.opening import open_answers, open_features
     from foredraft.training.run_directory import RunDirectory
     from foredraft.training.target import Target
 
-    keep_freed_memory()
     if place.threads is not None:
         torch.set_num_threads(place.threads)
     answers, held_out, sha256 = open_answers(files.data, loaded, training.held_out)
@@ -97,7 +96,7 @@ def train(
     student.module.to(loaded.device)
     measuring = Measuring(settings.max_length, settings.batch_tokens, loaded.device, loaded.eos_ids)
     try:
-        with _shown(files.results.json_output) as report:
+        with freed_memory_kept(), _shown(files.results.json_output) as report:
             loop = Loop(student, (answers, held_out), settings, directory, measuring)
             loop.run(report)
         course.finish(directory.best, source, held_out, measuring)

@@ -7,16 +7,24 @@ every step maps and clears its logits anew: half of a step's time on a virtual m
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of malloc.h
-_LARGEST = 2**31 - 1
-_AT_ONCE = 2**28  # bytes by which the heap grows
+_KEPT = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 2**28}
+_USUAL = {_MMAP_MAX: 2**16, _TRIM_THRESHOLD: 2**17, _TOP_PAD: 2**17}
 
 
-def keep_freed_memory() -> bool:
-    """Let the process keep freed blocks for the next allocation. False: another C library."""
+@contextmanager
+def freed_memory_kept() -> Iterator[bool]:
+    """The process keeps freed blocks for the next allocation; False: another C library."""
+    kept = _set(_KEPT)
+    try:
+        yield kept
+    finally:
+        _set(_USUAL)
+
+
+def _set(options: Mapping[int, int]) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    wanted = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _LARGEST), (_TOP_PAD, _AT_ONCE))
-    return all(mallopt(option, value) == 1 for option, value in wanted)
+    return mallopt is not None and all(mallopt(*option) == 1 for option in options.items())
