@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foredraft.core.errors import ModelError
+from foredraft.kernels.catalog import check_head_dim
 from foredraft.models.config import ModelConfig
 from foredraft.models.fingerprint import fingerprint
 from foredraft.models.load import LoadedModel
@@ -50,3 +51,13 @@ def check_checksum(target_sha256: str | None, target: LoadedModel) -> None:
         return
     facts = target.config.hidden_size, target.config.vocab_size, target_sha256
     check_target(*facts, target.config, fingerprint(target.path))
+
+
+def check_kernels(head: str, target: LoadedModel, head_dim: int) -> None:
+    """Raise ModelError where the target's kernels don't serve attention heads of this size; `head`
+    is what kind of head asks.
+    """
+    try:
+        check_head_dim(target.model.kernels.name, head_dim)
+    except ValueError as error:
+        raise ModelError(f"{head} head: {error}") from error

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from foredraft.cache.tensors import CacheShape, KVCache
-from foredraft.core.errors import ModelError
 from foredraft.kernels.block import Block
-from foredraft.kernels.catalog import check_head_dim
 from foredraft.kernels.interface import Segment
 from foredraft.kernels.quantized import as_stored, check_quantization
 from foredraft.models.decoder import activation_dtype
+from foredraft.models.heads.belonging import check_kernels
 from foredraft.models.heads.eagle3 import DraftLayer, Eagle3
 from foredraft.models.load import LoadedModel
 
@@ -34,10 +33,7 @@ class KernelEagle3:
         check_quantization(quantization)
         self._quantization = quantization
         config = self.config = head.config
-        try:
-            check_head_dim(target.model.kernels.name, config.head_dim)
-        except ValueError as error:
-            raise ModelError(f"EAGLE-3 head: {error}") from error
+        check_kernels("EAGLE-3", target, config.head_dim)
         self._target = target
         self._kernels = kernels = target.model.kernels
         self._wide = activation_dtype(target.dtype)
