@@ -16,7 +16,7 @@ using foredraft::kMaxPartials;
 using foredraft::kSpan;
 using foredraft::PlanSegment;
 
-constexpr int64_t kLeadBytes = 32 * 1024;
+constexpr int64_t kLeadBytes = 16 * 1024;
 
 struct Walk {
   const AttentionArgs& a;
@@ -60,27 +60,17 @@ struct Walk {
   }
 };
 
-// What a task will read, in the order of its use: of each block the units (group, head) of the keys, then those of the values, a quarter
-// of a unit at a time. As few lines ahead are asked for with each step of the work as the work uses: memory gives its full speed to one
-// steady stream, and neither to bursts of prefetches nor to reading that waits for computing.
+// What a task will read, in the order of its use: of each block the units (group, head) of the keys, then those of the values. With each
+// step of the work as many pieces are asked for ahead as the step uses: memory gives its full speed to one steady stream, and neither to
+// bursts of prefetches nor to reading that waits for computing.
 class Ahead {
  public:
-  Ahead(const Walk& w, int64_t first, int64_t end) : w_(w), quarter_pieces_(w.a.cache.dim / 4), end_(end), block_(first), group_(first) { find(); }
+  Ahead(const Walk& w, int64_t first, int64_t end) : w_(w), end_(end), block_(first), group_(first) { find(); }
 
   Fetch next() {
-    const Fetch out{memory_ + quarter_ * quarter_pieces_ * step_, step_};
-    if (++quarter_ == 4) {
-      quarter_ = 0;
-      advance();
-    }
+    const Fetch out{memory_, step_};
+    advance();
     return out;
-  }
-  void fetch() {
-    const Fetch part = next();
-    for (int64_t i = 0; i < quarter_pieces_; ++i) part(i);
-  }
-  void next_unit(Fetch (&out)[4]) {
-    for (Fetch& one : out) one = next();
   }
 
  private:
@@ -111,9 +101,8 @@ class Ahead {
   }
 
   const Walk& w_;
-  const int64_t quarter_pieces_;
   int64_t end_, block_, group_;  // positions
-  int head_ = 0, quarter_ = 0;
+  int head_ = 0;
   bool values_ = false;
   const char* memory_ = nullptr;  // of the unit
   int64_t step_ = 0, head_bytes_ = 0;
@@ -121,10 +110,9 @@ class Ahead {
 
 // The beginning has nobody who fetches it ahead: it is read by plain loads, which are not dropped where many are under way.
 void read_lead(Ahead& ahead, const CacheView& c) {
-  const int64_t pieces = c.dim / 4, quarter_bytes = pieces * kGroup * (c.bf16 ? 2 : 4);
-  for (int64_t quarters = kLeadBytes / quarter_bytes / 4 * 4; quarters > 0; --quarters) {
-    const Fetch part = ahead.next();
-    for (int64_t i = 0; i < pieces; ++i) static_cast<void>(*static_cast<const volatile char*>(part.memory + i * part.step));
+  for (int64_t units = kLeadBytes / (c.dim * kGroup * (c.bf16 ? 2 : 4)); units > 0; --units) {
+    const Fetch unit = ahead.next();
+    for (int64_t i = 0; i < c.dim; ++i) static_cast<void>(*static_cast<const volatile char*>(unit.memory + i * unit.step));
   }
 }
 
@@ -147,18 +135,18 @@ int select(const Walk& w, QueryTile& t, int64_t block) {
   return seen;
 }
 
-// The scores of the queries of a head that see something of the group; keys as score_group takes them.
-template <bool Bf16>
-void score_straight(const QueryTile& t, int head, int group, const void* keys, int64_t at, int64_t step, Fetch (&fetch)[4]) {
-  for (int tile = 0; tile < t.tiles; ++tile) {
+// The scores of the queries of a head that see something of the groups, whose first is at `group` in the block.
+template <int G, bool Bf16>
+void score_straight(const QueryTile& t, int head, int group, KeyGroups keys, const Fetch* units) {
+  for (int tile = 0; tile < t.scoring.tiles(); ++tile) {
+    for (int g = 0; g < G; ++g) keys.fetch[g] = t.scoring.of(units, tile * G + g, t.dim);
     int first = tile * t.tile, last = between(first + t.tile, 0, t.count);
-    const auto sees = [&](int q) { return t.begin[q] < group + kGroup && t.end[q] > group; };
+    const auto sees = [&](int q) { return t.begin[q] < group + G * kGroup && t.end[q] > group; };
     while (!t.whole && first < last && !sees(first)) ++first;
     while (!t.whole && first < last && !sees(last - 1)) --last;
     if (first == last) continue;
     const float* const queries = t.tile_of(head, tile) + (first - tile * t.tile);
-    Steps<kScoreQueries, Bf16>::scores(last - first, keys, at, step, queries, t.tile, t.dim, fetch, t.score(head, first) + group);
-    for (Fetch& one : fetch) one = {reinterpret_cast<const char*>(queries), 0};  // once is enough
+    Steps<kScoreQueries, Bf16>::template scores<G>(last - first, keys, queries, t.tile, t.dim, t.score(head, first) + group);
   }
 }
 
@@ -171,13 +159,14 @@ void gather_keys(const Walk& w, const QueryTile& t, int64_t position, int count,
   }
 }
 
-// Over the keys of the group that rows see at slots of their own: f(first and last query of the row, position in block, physical slot).
+// Over the keys at first .. end - 1 of the block that rows see at slots of their own: f(first and last query of the row, position in
+// block, physical slot).
 template <class Function>
-void over_own(const Walk& w, const QueryTile& t, int64_t block, int group, const Function& f) {
+void over_own(const Walk& w, const QueryTile& t, int64_t block, int first, int end, const Function& f) {
   for (int q = 0; !t.whole && q < w.queries; q = w.next_row(q)) {
     const int begin = t.begin[q] > t.straight[q] ? t.begin[q] : t.straight[q];
-    const int last = between(t.end[q], 0, group + kGroup);
-    for (int j = begin > group ? begin : group; j < last; ++j) f(q, w.next_row(q), j, w.own_slot(w.row(q), block + j));
+    const int last = between(t.end[q], 0, end);
+    for (int j = begin > first ? begin : first; j < last; ++j) f(q, w.next_row(q), j, w.own_slot(w.row(q), block + j));
   }
 }
 
@@ -191,44 +180,49 @@ void score_own(const Walk& w, const QueryTile& t, int first, int last, int posit
     }
 }
 
-void score_block(const Walk& w, const QueryTile& t, int64_t block, int seen, Ahead& ahead) {
+template <int G>
+void score_heads(const Walk& w, const QueryTile& t, int64_t block, int group, int seen, Ahead& ahead) {
   const CacheView& c = w.a.cache;
-  Fetch fetch[4];
-  for (int group = 0; group < seen; group += kGroup) {
-    int64_t at = w.key_at(w.straight_slot(block + group));
-    for (int head = 0; head < w.heads; ++head, at += w.head_elements()) {
-      ahead.next_unit(fetch);
-      if (c.page_size % kGroup != 0) {
-        gather_keys(w, t, block + group, between(seen - group, 0, kGroup), head * w.head_elements());
-        score_straight<false>(t, head, group, t.keys, 0, kGroup, fetch);
-      } else if (c.bf16) {
-        score_straight<true>(t, head, group, c.keys, at, c.page_size, fetch);
-      } else {
-        score_straight<false>(t, head, group, c.keys, at, c.page_size, fetch);
-      }
-    }
-    over_own(w, t, block, group, [&](int first, int last, int position, int64_t slot) { score_own(w, t, first, last, position, w.key_at(slot)); });
-  }
-}
-
-void weigh_block(const Walk& w, QueryTile& t, Ahead& ahead) {
+  KeyGroups keys{c.keys, {}, c.page_size, {}};
+  Fetch units[G];
+  for (int g = 0; g < G; ++g) keys.at[g] = w.key_at(w.straight_slot(block + group + g * kGroup));
   for (int head = 0; head < w.heads; ++head) {
-    int quarters = 0;
-    const auto fetches = [&](int q) {
-      for (; quarters * t.count < 4 * (q + 1); ++quarters) ahead.fetch();
-    };
-    t.whole && t.soft_cap == 0.0f ? weigh<true>(t, head, fetches) : weigh<false>(t, head, fetches);
+    for (Fetch& unit : units) unit = ahead.next();
+    if (c.page_size % kGroup != 0) {
+      gather_keys(w, t, block + group, between(seen - group, 0, kGroup), head * w.head_elements());
+      score_straight<1, false>(t, head, group, {t.keys, {0}, kGroup, {}}, units);
+    } else if (c.bf16) {
+      score_straight<G, true>(t, head, group, keys, units);
+    } else {
+      score_straight<G, false>(t, head, group, keys, units);
+    }
+    for (int g = 0; g < G; ++g) keys.at[g] += w.head_elements();
   }
 }
 
-// Adds values first .. last - 1 of a group to `queries` queries.
-inline void add(const GroupValues& g, bool bf16, int queries, int first, int last) {
-  if (first >= last) return;
-  bf16 ? Steps<kValueQueries, true>::values(queries, g, first, last) : Steps<kValueQueries, false>::values(queries, g, first, last);
+void score_block(const Walk& w, const QueryTile& t, int64_t block, int seen, Ahead& ahead) {
+  for (int group = 0, end; group < seen; group = end) {
+    const bool several = w.a.cache.page_size % kGroup == 0 && group + (kScoreGroups - 1) * kGroup < seen;
+    end = group + (several ? kScoreGroups : 1) * kGroup;
+    several ? score_heads<kScoreGroups>(w, t, block, group, seen, ahead) : score_heads<1>(w, t, block, group, seen, ahead);
+    over_own(w, t, block, group, end,
+             [&](int first, int last, int position, int64_t slot) { score_own(w, t, first, last, position, w.key_at(slot)); });
+  }
 }
 
-GroupValues group_values(const Walk& w, const QueryTile& t, int head, int group, const int64_t* at) {
-  return {w.a.cache.values, at, head * w.head_elements(), t.dim, t.score(head, 0) + group, t.sum(head, 0), t.stride};
+void weigh_block(const Walk& w, const QueryTile& t) {
+  for (int head = 0; head < w.heads; ++head) t.whole && t.soft_cap == 0.0f ? weigh<true>(t, head) : weigh<false>(t, head);
+}
+
+// Adds values first .. last - 1 of each group to `queries` queries.
+inline void add(const ValueGroups& v, bool bf16, int queries, int first, int last) {
+  if (first >= last) return;
+  bf16 ? Steps<kValueQueries, true>::values(queries, v, first, last) : Steps<kValueQueries, false>::values(queries, v, first, last);
+}
+
+ValueGroups value_groups(const Walk& w, const QueryTile& t, int head, int group, const int64_t* at, int groups) {
+  const float* const weights = t.score(head, 0) + group;
+  return {w.a.cache.values, at, head * w.head_elements(), t.dim, weights, t.partial(head, 0).sums, t.stride, groups, {}};
 }
 
 // What a query sees of a group at the slots of its positions.
@@ -240,7 +234,7 @@ struct Sight {
 
 // For queries first .. last - 1: values that all see for all together, and what a query sees before and after them by itself, so that each
 // adds its own in order.
-void add_seen(const QueryTile& t, const GroupValues& g, bool bf16, int group, int first, int last) {
+void add_seen(const QueryTile& t, const ValueGroups& g, bool bf16, int group, int first, int last) {
   int begin = 0, end = kGroup;
   for (int q = first; q < last; ++q) {
     const Sight s(t, q, group);
@@ -253,15 +247,13 @@ void add_seen(const QueryTile& t, const GroupValues& g, bool bf16, int group, in
   for (int q = first; q < last; ++q) add(g.of(q), bf16, 1, between(Sight(t, q, group).begin, end, kGroup), Sight(t, q, group).end);
 }
 
-// The values of a group that lie at the slots of their positions, in tiles of queries of nearly equal height.
-void add_straight(const Walk& w, const QueryTile& t, int head, int group, const int64_t* at, Ahead& ahead) {
-  const GroupValues g = group_values(w, t, head, group, at);
-  int quarters = 0;  // of the three that go with a unit of values; weighing has taken the others
-  for (int q = 0, last; q < w.queries; q = last) {
-    const int tiles = (w.queries - q + kValueQueries - 1) / kValueQueries;
-    last = q + (w.queries - q + tiles - 1) / tiles;
-    for (; quarters * w.queries < 3 * last; ++quarters) ahead.fetch();
-    t.whole ? add(g.of(q), w.a.cache.bf16, last - q, 0, kGroup) : add_seen(t, g, w.a.cache.bf16, group, q, last);
+// The values of groups that lie at the slots of their positions, in tiles of queries of nearly equal height.
+void add_straight(const Walk& w, const QueryTile& t, int group, ValueGroups v, const Fetch* units) {
+  const int tiles = t.adding.tiles();
+  for (int tile = 0, q = 0, last; tile < tiles; ++tile, q = last) {
+    for (int g = 0; g < v.groups; ++g) v.fetch[g] = t.adding.of(units, tile * v.groups + g, t.dim);
+    last = q + (w.queries - q + tiles - tile - 1) / (tiles - tile);
+    t.whole ? add(v.of(q), w.a.cache.bf16, last - q, 0, kGroup) : add_seen(t, v, w.a.cache.bf16, group, q, last);
   }
 }
 
@@ -271,19 +263,25 @@ void add_own(const Walk& w, const QueryTile& t, int first, int last, int group, 
   at[j] = w.value_at(slot);
   for (int head = 0; head < w.heads; ++head)
     for (int q = first; q < last; q += kValueQueries)
-      add(group_values(w, t, head, group, at).of(q), w.a.cache.bf16, between(last - q, 0, kValueQueries), j, j + 1);
+      add(value_groups(w, t, head, group, at, 1).of(q), w.a.cache.bf16, between(last - q, 0, kValueQueries), j, j + 1);
 }
 
 void value_block(const Walk& w, const QueryTile& t, int64_t block, int seen, Ahead& ahead) {
   const CacheView& c = w.a.cache;
-  int64_t at[kGroup];
-  for (int group = 0; group < seen; group += kGroup) {
-    const int count = between(seen - group, 0, kGroup);
-    at[0] = w.value_at(w.straight_slot(block + group));
-    for (int j = 1; j < count; ++j)
-      at[j] = c.page_size % kGroup == 0 ? at[0] + j * c.dim : w.value_at(w.straight_slot(block + group + j));
-    for (int head = 0; head < w.heads; ++head) add_straight(w, t, head, group, at, ahead);
-    over_own(w, t, block, group, [&](int first, int last, int position, int64_t slot) { add_own(w, t, first, last, group, position, slot); });
+  int64_t at[kValueGroups * kGroup];
+  Fetch units[kValueGroups];
+  for (int group = 0, end; group < seen; group = end) {
+    const int groups = t.whole ? kValueGroups : 1;
+    end = group + groups * kGroup;
+    const int count = between(seen - group, 0, end - group);
+    for (int j = 0; j < count; ++j)
+      at[j] = c.page_size % kGroup == 0 && j % kGroup != 0 ? at[j - 1] + c.dim : w.value_at(w.straight_slot(block + group + j));
+    for (int head = 0; head < w.heads; ++head) {
+      for (int g = 0; g < groups; ++g) units[g] = ahead.next();
+      add_straight(w, t, group, value_groups(w, t, head, group, at, groups), units);
+    }
+    over_own(w, t, block, group, end,
+             [&](int first, int last, int position, int64_t slot) { add_own(w, t, first, last, group, position, slot); });
   }
 }
 
@@ -291,7 +289,7 @@ void start_queries(const Walk& w, QueryTile& t) {
   for (int head = 0; head < w.heads; ++head)
     for (int q = 0; q < w.queries; ++q) {
       const float* in = w.a.queries + w.flat(head, q) * t.dim;
-      float* out = t.queries + ((head * t.tiles + q / t.tile) * t.width * t.tile) + q % t.tile;
+      float* out = t.queries + ((head * t.scoring.tiles() + q / t.tile) * t.width * t.tile) + q % t.tile;
       for (int64_t d = 0; d < t.dim; ++d) out[d * t.tile] = in[d] * w.a.scale;
     }
 }
@@ -299,42 +297,25 @@ void start_queries(const Walk& w, QueryTile& t) {
 // Partial results without a key.
 void start_span(float* sums, int64_t width, int64_t stride, int queries) {
   for (int q = 0; q < queries; ++q, sums += stride) {
-    for (int64_t d = 0; d < width; d += 16) store(sums + d, zero());
-    sums[width] = -__builtin_inff();
-    sums[width + 1] = 0.0f;
+    for (int64_t d = 0; d < width + 16; d += 16) store(sums + d, zero());
+    const Partial p{sums, width};
+    p.origin() = 0.0f;
+    p.floor() = -kReach;
   }
 }
 
-void copy_partial(float* to, const float* from, int64_t floats) {
-  for (int64_t i = 0; i < floats; i += 16) store(to + i, load(from + i));
-}
-
-// Adds the partial results of a later span to those of earlier ones, both of `queries` queries `stride` apart. One without a visible key
-// has total 0 and changes nothing.
-void merge(float* into, const float* parts, int64_t stride, int64_t width, int queries) {
-  for (int first = 0; first < queries; first += 16, into += 16 * stride, parts += 16 * stride) {
-    const int count = between(queries - first, 0, 16);
-    float highest[16], factors[2][16] = {};
-    for (int q = 0; q < count; ++q) {
-      const float before = into[q * stride + width], later = parts[q * stride + width];
-      highest[q] = before > later ? before : later;
-      factors[0][q] = before - highest[q];
-      factors[1][q] = later - highest[q];
+// Adds the partial results of a later span to those of earlier ones, both of `queries` queries `stride` apart.
+void merge(float* into, float* parts, int64_t stride, int64_t width, int queries) {
+  for (int q = 0; q < queries; ++q, into += stride, parts += stride) {
+    const Partial sum{into, width}, part{parts, width};
+    if (part.empty()) continue;
+    if (sum.empty()) {
+      for (int64_t i = 0; i < stride; i += 16) store(into + i, load(parts + i));
+      continue;
     }
-    for (float* one : factors) store(one, exp_lanes(load(one)));
-    for (int q = 0; q < count; ++q) {
-      float* sum = into + q * stride;
-      const float* part = parts + q * stride;
-      if (part[width + 1] == 0.0f) continue;
-      if (sum[width + 1] == 0.0f) {
-        copy_partial(sum, part, stride);
-        continue;
-      }
-      const Vec a = broadcast(factors[0][q]), b = broadcast(factors[1][q]);
-      for (int64_t d = 0; d < width; d += 16) store(sum + d, fma(load(part + d), b, mul(load(sum + d), a)));
-      sum[width] = highest[q];
-      sum[width + 1] = sum[width + 1] * factors[0][q] + part[width + 1] * factors[1][q];
-    }
+    if (sum.origin() < part.origin()) move_origin(sum, part.origin());
+    if (part.origin() < sum.origin()) move_origin(part, sum.origin());
+    for (int64_t i = 0; i < width + 16; i += 16) store(into + i, add(load(into + i), load(parts + i)));
   }
 }
 
@@ -343,8 +324,9 @@ void write_results(const Walk& w, const float* partials, int64_t stride) {
   for (int head = 0; head < w.heads; ++head)
     for (int q = 0; q < w.queries; ++q, partials += stride) {
       float* out = w.a.out + w.flat(head, q) * dim;
+      const Vec total = broadcast(sum_lanes(load(partials + width)));
       for (int64_t d = 0; d < dim; d += 16)
-        store_first(out + d, div(load(partials + d), broadcast(partials[width + 1])), between(dim - d, 0, 16));
+        store_first(out + d, div(load(partials + d), total), between(dim - d, 0, 16));
     }
 }
 
@@ -380,14 +362,14 @@ void merge_rest(Pending& pending, const QueryTile& t, int queries) {
 
 QueryTile make_tile(const Walk& w, float* scratch) {
   const int64_t dim = w.a.cache.dim;
-  QueryTile t;
+  const auto tiles = [&](int queries) { return Sharing((w.queries + queries - 1) / queries); };
+  QueryTile t(tiles(kScoreQueries), tiles(kValueQueries));
   t.soft_cap = w.a.soft_cap;
   t.dim = dim;
   t.width = padded(dim);
   t.stride = partial_size(dim);
   t.count = w.queries;
-  t.tiles = (w.queries + kScoreQueries - 1) / kScoreQueries;
-  t.tile = (w.queries + t.tiles - 1) / t.tiles;
+  t.tile = (w.queries + t.scoring.tiles() - 1) / t.scoring.tiles();
   t.keys = scratch;
   t.scores = t.keys + kGroup * t.width;
   t.queries = t.scores + kMaxTaskQueries * kKeyBlock;
@@ -421,7 +403,7 @@ void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch
     for (int64_t block = span * kSpan > start ? span * kSpan : start; block < smaller((span + 1) * kSpan, end); block += kKeyBlock) {
       const int seen = select(w, t, block);
       score_block(w, t, block, seen, ahead);
-      weigh_block(w, t, ahead);
+      weigh_block(w, t);
       value_block(w, t, block, seen, ahead);
     }
     pending.push(t.sums, span);

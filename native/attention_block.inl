@@ -11,7 +11,10 @@ using foredraft::kMaxTaskQueries;
 
 constexpr int kGroup = 16;  // positions
 constexpr int kGroups = kKeyBlock / kGroup;
-constexpr int kScoreQueries = kVectorsPerPanel == 2 ? 16 : 6;
+// As many sums as registers hold, of queries by groups and of queries by vectors.
+constexpr int kScoreGroups = kVectorsPerPanel == 2 ? 2 : 1;
+constexpr int kScoreQueries = kVectorsPerPanel == 2 ? 12 : 6;
+constexpr int kValueGroups = 2;
 constexpr int kValueQueries = kVectorsPerPanel == 2 ? 6 : 3;
 constexpr int kValueVectors = kVectorsPerPanel == 2 ? 4 : 2;
 
@@ -20,8 +23,21 @@ inline int between(int64_t x, int lowest, int highest) {
   return x < lowest ? lowest : x > highest ? highest : static_cast<int>(x);
 }
 
-// A partial result of one query: padded(dim) sums, then the highest score and the total weight.
-inline int64_t partial_size(int64_t dim) { return padded(dim) + 16; }
+// A score s weighs e^(s - origin). The origin is 0 as long as the highest score lies within kReach of it, where no weight that counts is
+// too large or too small for a float; else the highest score becomes the origin.
+constexpr float kReach = 40.0f;
+
+// A partial result of one query: padded(dim) sums, the total weight in 16 lanes, the origin, and the floor that a score has to reach for
+// the origin to hold: none once one has.
+inline int64_t partial_size(int64_t dim) { return padded(dim) + 32; }
+struct Partial {
+  float* sums;
+  int64_t width;  // padded dim
+  float* totals() const { return sums + width; }
+  float& origin() const { return sums[width + 16]; }
+  float& floor() const { return sums[width + 17]; }
+  bool empty() const { return floor() != -__builtin_inff(); }
+};
 
 // Room for the partial results of a query that wait to be merged; of n spans these are no more than 2 log2(n) + 3.
 int64_t partial_floats(int64_t dim, int64_t spans) {
@@ -37,15 +53,36 @@ int64_t attention_scratch(int64_t dim, int64_t spans) {
   return kGroup * padded(dim) + kMaxTaskQueries * (kKeyBlock + partial_floats(dim, spans)) + kTileRoom * padded(dim);
 }
 
-// Sixteen elements of a cache that lie 16 * i elements, or i rows of a page's keys, behind the first ones; see Ahead.
+// The keys or the values of a group and head, in pieces of 16 elements; see Ahead.
 struct Fetch {
   const char* memory;
-  int64_t step;  // bytes
+  int64_t step;  // bytes from piece to piece
   void operator()(int64_t i) const { __builtin_prefetch(memory + i * step); }
+};
+// How the tiles of a head's queries share in fetching: each loops over as many units as the others, and all together fetch that many,
+// evenly and in order. Divisions are slow beside what they would save.
+class Sharing {
+ public:
+  explicit Sharing(int tiles) : tiles_(tiles), inverse_((kOne + tiles - 1) / tiles) {}
+
+  int tiles() const { return tiles_; }
+  // What the loop number `loop`, counted over all tiles, fetches of `units` of so many pieces.
+  Fetch of(const Fetch* units, int loop, int64_t pieces) const {
+    if (tiles_ == 1) return units[loop];
+    const int64_t number = loop * inverse_ / kOne, part = loop - number * tiles_;
+    const Fetch& unit = units[number];
+    return {unit.memory + unit.step * pieces * part * inverse_ / kOne, (unit.step * inverse_ + kOne - 1) / kOne};
+  }
+
+ private:
+  static constexpr int64_t kOne = 1 << 16;
+  int tiles_;
+  int64_t inverse_;
 };
 
 // The state of the queries of one task; query = head in task * queries per head + query in head.
 struct QueryTile {
+  Sharing scoring, adding;  // the tiles of scores, and of values
   float* queries;  // [head][tile][padded dim][queries of a tile], scaled: those of a tile lie side by side
   float* scores;   // [query][kKeyBlock]
   float* sums;     // [query][partial], of the span at hand
@@ -56,11 +93,13 @@ struct QueryTile {
   bool whole;                  // every query sees the whole block, and every key of it at the slot of its position
   float soft_cap;              // 0: none
   int64_t dim, width, stride;  // width = padded dim, stride = floats of a partial
-  int count, tiles, tile;      // queries of a head; their tiles; queries of a tile
+  int count, tile;             // queries of a head; of a tile
 
-  const float* tile_of(int head, int number) const { return queries + (head * tiles + number) * tile * width; }
+  QueryTile(Sharing score_tiles, Sharing value_tiles) : scoring(score_tiles), adding(value_tiles) {}
+
+  const float* tile_of(int head, int number) const { return queries + (head * scoring.tiles() + number) * tile * width; }
   float* score(int head, int query) const { return scores + (head * count + query) * kKeyBlock; }
-  float* sum(int head, int query) const { return sums + (head * count + query) * stride; }
+  Partial partial(int head, int query) const { return {sums + (head * count + query) * stride, width}; }
 };
 
 template <bool Bf16>
@@ -86,25 +125,43 @@ inline float load_one(const CacheView& c, const void* base, int64_t at) {
   return x;
 }
 
-// Scores of a group for Q queries of a tile: one chain of fused multiply-adds over the dimensions for each query and lane. `keys` are at
-// element `at`, `step` elements from dimension to dimension.
-template <int Q, bool Bf16>
-void score_group(const void* keys, int64_t at, int64_t step, const float* queries, int tile, int64_t dim, const Fetch (&fetch)[4],
-                 float* scores) {
-  Vec sum[Q];
+// Keys of one or more groups, at elements `at`, `step` elements from dimension to dimension, and what is fetched meanwhile.
+struct KeyGroups {
+  const void* keys;
+  int64_t at[kScoreGroups], step;
+  Fetch fetch[kScoreGroups];
+};
+
+// Scores of G groups for Q queries of a tile: one chain of fused multiply-adds over the dimensions for each query and lane.
+template <int Q, int G, bool Bf16>
+void score_groups(const KeyGroups& k, const float* queries, int tile, int64_t dim, float* scores) {
+  Vec sum[Q][G];
 #pragma GCC unroll 16
-  for (int q = 0; q < Q; ++q) sum[q] = zero();
-  for (const Fetch& part : fetch)
-    for (int64_t i = 0; i < dim / 4; ++i) {
-      part(i);
-      const Vec key = load_whole<Bf16>(keys, at);
-      at += step;
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 2
+    for (int g = 0; g < G; ++g) sum[q][g] = zero();
+  int64_t d = 0;
+  for (int part = 0; part < G; ++part) {
+    const Fetch fetch = k.fetch[part];  // one after the other: a stream
+    for (int64_t piece = 0; piece < dim; piece += G, ++d, queries += tile) {
+      Vec key[G];
+#pragma GCC unroll 2
+      for (int g = 0; g < G; ++g) {
+        fetch(piece + g);
+        key[g] = load_whole<Bf16>(k.keys, k.at[g] + d * k.step);
+      }
 #pragma GCC unroll 16
-      for (int q = 0; q < Q; ++q) sum[q] = fma(key, broadcast(queries[q]), sum[q]);
-      queries += tile;
+      for (int q = 0; q < Q; ++q) {
+        const Vec query = broadcast(queries[q]);
+#pragma GCC unroll 2
+        for (int g = 0; g < G; ++g) sum[q][g] = fma(key[g], query, sum[q][g]);
+      }
     }
+  }
 #pragma GCC unroll 16
-  for (int q = 0; q < Q; ++q) store(scores + q * kKeyBlock, sum[q]);
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 2
+    for (int g = 0; g < G; ++g) store(scores + q * kKeyBlock + g * kGroup, sum[q][g]);
 }
 
 // The score of one key for up to 16 queries of a tile, by the same chain.
@@ -114,133 +171,128 @@ inline Vec score_one(const CacheView& c, int64_t at, const float* queries, int t
   return sum;
 }
 
-// Vectors first .. last - 1 of a query's scores, with nothing outside begin .. end - 1 where Cut; the highest of them.
-template <bool Cut>
-inline float bound_scores(float* scores, int first, int last, int begin, int end, float soft_cap) {
-  const Vec nothing = broadcast(-__builtin_inff());
-  Vec highest = nothing;
-#pragma GCC unroll 4
-  for (int i = first; i < last; ++i) {
-    Vec x = load(scores + 16 * i);
-    if (soft_cap != 0.0f) x = cap_lanes(x, broadcast(soft_cap));
-    if (Cut) x = blend_first(nothing, blend_first(x, nothing, between(end - 16 * i, 0, 16)), between(begin - 16 * i, 0, 16));
-    if (Cut || soft_cap != 0.0f) store(scores + 16 * i, x);
-    highest = max(highest, x);
-  }
-  return max_lanes(highest);
+inline float exp_one(float x) {
+  float lanes[16];
+  store(lanes, exp_lanes(broadcast(x)));
+  return lanes[0];
 }
 
-inline float weigh_scores(float* scores, int first, int last, Vec origin) {
-  Vec total = zero();
+// What is in a partial result, relative to another origin.
+inline void move_origin(const Partial& p, float origin) {
+  const Vec factor = broadcast(exp_one(p.origin() - origin));
+  for (int64_t i = 0; i < p.width + 16; i += 16) store(p.sums + i, mul(load(p.sums + i), factor));
+  p.origin() = origin;
+}
+
+// Vectors first .. last - 1 of a query's scores become weights; what is outside begin .. end - 1 weighs nothing where Cut.
+template <bool Cut>
+inline void weigh_scores(float* scores, int first, int last, int begin, int end, float soft_cap, const Partial& p) {
+  const Vec nothing = broadcast(-__builtin_inff());
+  Vec x[kGroups], highest = nothing;
 #pragma GCC unroll 4
   for (int i = first; i < last; ++i) {
-    const Vec weight = exp_lanes(sub(load(scores + 16 * i), origin));
+    x[i] = load(scores + 16 * i);
+    if (Cut && soft_cap != 0.0f) x[i] = cap_lanes(x[i], broadcast(soft_cap));
+    if (Cut) x[i] = blend_first(nothing, blend_first(x[i], nothing, between(end - 16 * i, 0, 16)), between(begin - 16 * i, 0, 16));
+    highest = max(highest, x[i]);
+  }
+  const bool holds = !not_less_mask(highest, broadcast(p.origin() + kReach)) && not_less_mask(highest, broadcast(p.floor()));
+  if (__builtin_expect(!holds, 0)) move_origin(p, max_lanes(highest));
+  p.floor() = -__builtin_inff();
+  const Vec origin = broadcast(p.origin());
+  Vec total = load(p.totals());
+#pragma GCC unroll 4
+  for (int i = first; i < last; ++i) {
+    const Vec weight = exp_lanes(sub(x[i], origin));
     store(scores + 16 * i, weight);
     total = add(total, weight);
   }
-  return sum_lanes(total);
+  store(p.totals(), total);
 }
 
-// Scores of the block become weights relative to the span's highest score so far, to which older sums shrink. In loops of their own, so
-// that the waits within one query's reductions are filled with others. fetches(q) is called for each query in turn. Plain: every query
-// sees the whole block, and there is no soft cap.
-template <bool Plain, class Fetches>
-void weigh(QueryTile& t, int head, const Fetches& fetches) {
-  float change[kMaxTaskQueries + 16], total[kMaxTaskQueries];
-  float *const scores = t.score(head, 0), *const sums = t.sum(head, 0);
-  const auto sees = [&](int q) { return Plain || t.begin[q] < t.end[q]; };
+// Scores of the block become weights. Plain: every query sees the whole block, and there is no soft cap.
+template <bool Plain>
+void weigh(const QueryTile& t, int head) {
   for (int q = 0; q < t.count; ++q) {
-    float& highest = sums[q * t.stride + t.width];
-    const float before = highest;
-    float of_block = before;
     if (Plain)
-      of_block = bound_scores<false>(scores + q * kKeyBlock, 0, kGroups, 0, kKeyBlock, 0.0f);
-    else if (sees(q))
-      of_block = bound_scores<true>(scores + q * kKeyBlock, t.begin[q] / 16, (t.end[q] + 15) / 16, t.begin[q], t.end[q], t.soft_cap);
-    highest = before > of_block ? before : of_block;
-    change[q] = before - highest;
-  }
-  for (int q = 0; q < t.count; ++q) {
-    fetches(q);
-    const Vec origin = broadcast(sums[q * t.stride + t.width]);
-    if (Plain)
-      total[q] = weigh_scores(scores + q * kKeyBlock, 0, kGroups, origin);
-    else if (sees(q))
-      total[q] = weigh_scores(scores + q * kKeyBlock, t.begin[q] / 16, (t.end[q] + 15) / 16, origin);
-  }
-  for (int q = t.count; q % 16 != 0; ++q) change[q] = 0.0f;
-  for (int q = 0; q < t.count; q += 16) store(change + q, exp_lanes(load(change + q)));
-  for (int q = 0; q < t.count; ++q) {
-    if (!sees(q)) continue;
-    float* const sum = sums + q * t.stride;
-    const bool as_before = change[q] == 1.0f || sum[t.width + 1] == 0.0f;  // or there is nothing yet
-    sum[t.width + 1] = sum[t.width + 1] * change[q] + total[q];
-    if (as_before) continue;
-    const Vec factor = broadcast(change[q]);
-    for (int64_t d = 0; d < t.width; d += 16) store(sum + d, mul(load(sum + d), factor));
+      weigh_scores<false>(t.score(head, q), 0, kGroups, 0, kKeyBlock, 0.0f, t.partial(head, q));
+    else if (t.begin[q] < t.end[q])
+      weigh_scores<true>(t.score(head, q), t.begin[q] / 16, (t.end[q] + 15) / 16, t.begin[q], t.end[q], t.soft_cap, t.partial(head, q));
   }
 }
 
-// Values of a group, at elements at[] + offset, and the weights and sums of the first query that they are added to.
-struct GroupValues {
+// Values of one or more groups, at elements at[] + offset, the weights and sums of the first query that they are added to, and what is
+// fetched meanwhile.
+struct ValueGroups {
   const void* values;
   const int64_t* at;
   int64_t offset, dim;
   const float* weights;
   float* sums;
   int64_t stride;
+  int groups;
+  Fetch fetch[kValueGroups];
 
-  GroupValues of(int query) const { return {values, at, offset, dim, weights + query * kKeyBlock, sums + query * stride, stride}; }
+  ValueGroups of(int query) const {
+    ValueGroups out = *this;
+    out.weights += query * kKeyBlock;
+    out.sums += query * stride;
+    return out;
+  }
 };
 
-// Adds values first .. last - 1 to Q queries, position by position: V vectors of `lanes` dimensions each, from dimension d.
+// Adds values first .. last - 1 of each group to Q queries, position by position: V vectors of `lanes` dimensions each, from dimension d.
 template <int Q, int V, bool Bf16>
-inline void add_vectors(const GroupValues& g, int64_t d, int lanes, int first, int last) {
+inline void add_vectors(const ValueGroups& v, int64_t d, int lanes, int first, int last) {
   Vec sum[Q][V];
 #pragma GCC unroll 8
   for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) sum[q][v] = load(g.sums + q * g.stride + d + 16 * v);
-  for (int j = first; j < last; ++j) {
-    const int64_t at = g.at[j] + g.offset + d;
-    Vec value[V];
+    for (int i = 0; i < V; ++i) sum[q][i] = load(v.sums + q * v.stride + d + 16 * i);
+  for (int g = 0; g < v.groups; ++g)
+    for (int j = first; j < last; ++j) {
+      const int64_t at = v.at[g * kGroup + j] + v.offset + d;
+      Vec value[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) value[v] = V == 1 ? load_part<Bf16>(g.values, at, lanes) : load_whole<Bf16>(g.values, at + 16 * v);
+      for (int i = 0; i < V; ++i) {
+        v.fetch[g](d + j * V + i);
+        value[i] = V == 1 ? load_part<Bf16>(v.values, at, lanes) : load_whole<Bf16>(v.values, at + 16 * i);
+      }
 #pragma GCC unroll 8
-    for (int q = 0; q < Q; ++q) {
-      const Vec weight = broadcast(g.weights[q * kKeyBlock + j]);
+      for (int q = 0; q < Q; ++q) {
+        const Vec weight = broadcast(v.weights[q * kKeyBlock + g * kGroup + j]);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sum[q][v] = fma(value[v], weight, sum[q][v]);
+        for (int i = 0; i < V; ++i) sum[q][i] = fma(value[i], weight, sum[q][i]);
+      }
     }
-  }
 #pragma GCC unroll 8
   for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) store(g.sums + q * g.stride + d + 16 * v, sum[q][v]);
+    for (int i = 0; i < V; ++i) store(v.sums + q * v.stride + d + 16 * i, sum[q][i]);
 }
 
 template <int Q, bool Bf16>
-void add_values(const GroupValues& g, int first, int last) {
+void add_values(const ValueGroups& v, int first, int last) {
   int64_t d = 0;
-  for (; d + 16 * kValueVectors <= g.dim; d += 16 * kValueVectors) add_vectors<Q, kValueVectors, Bf16>(g, d, 16, first, last);
-  for (; d < g.dim; d += 16) add_vectors<Q, 1, Bf16>(g, d, between(g.dim - d, 0, 16), first, last);
+  for (; d + 16 * kValueVectors <= v.dim; d += 16 * kValueVectors) add_vectors<Q, kValueVectors, Bf16>(v, d, 16, first, last);
+  for (; d < v.dim; d += 16) add_vectors<Q, 1, Bf16>(v, d, between(v.dim - d, 0, 16), first, last);
 }
 
 template <int Q, bool Bf16>
 struct Steps {
-  template <class... Arguments>
-  static void scores(int n, Arguments&&... arguments) {
-    n == Q ? score_group<Q, Bf16>(arguments...) : Steps<Q - 1, Bf16>::scores(n, arguments...);
+  template <int G, class... Arguments>
+  static void scores(int n, const Arguments&... arguments) {
+    n == Q ? score_groups<Q, G, Bf16>(arguments...) : Steps<Q - 1, Bf16>::template scores<G>(n, arguments...);
   }
-  static void values(int n, const GroupValues& g, int first, int last) {
-    n == Q ? add_values<Q, Bf16>(g, first, last) : Steps<Q - 1, Bf16>::values(n, g, first, last);
+  static void values(int n, const ValueGroups& v, int first, int last) {
+    n == Q ? add_values<Q, Bf16>(v, first, last) : Steps<Q - 1, Bf16>::values(n, v, first, last);
   }
 };
 template <bool Bf16>
 struct Steps<0, Bf16> {
-  template <class... Arguments>
-  static void scores(int, Arguments&&...) {}
-  static void values(int, const GroupValues&, int, int) {}
+  template <int G, class... Arguments>
+  static void scores(int, const Arguments&...) {}
+  static void values(int, const ValueGroups&, int, int) {}
 };
 
 }  // namespace

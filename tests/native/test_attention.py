@@ -139,6 +139,26 @@ def test_it_is_close_to_double_precision(
     torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("offset", [-300.0, -60.0, -39.0, 39.0, 60.0, 300.0])
+@pytest.mark.parametrize("climbs", [False, True])
+def test_scores_may_lie_far_from_0(offset: float, climbs: bool, instruction_set: str) -> None:
+    """All about `offset`, or from 0 to there along the positions, in either order."""
+    kernels = NativeKernels(instruction_set=instruction_set)
+    native, oracle = PagedSequence(kernels), ReferenceKernels(torch.float64)
+    exact = PagedSequence(oracle, dtype=torch.float64, reads=native)
+    for sequence in (native, exact):
+        sequence.cos, sequence.sin = torch.ones_like(native.cos), torch.zeros_like(native.sin)
+    exact.cos, exact.sin = exact.cos.double(), exact.sin.double()
+    qkv = tokens(300).unflatten(1, (-1, 64))
+    qkv[:, :HEADS, 0] = 8.0  # times a key's first dimension, over the root of 64
+    slope = torch.linspace(0.0, 1.0, 300) if climbs else torch.ones(300)
+    for share in (slope, slope.flip(0)):
+        qkv[:, HEADS : HEADS + KV_HEADS, 0] = offset * share[:, None]
+        native.length = exact.length = 0
+        actual, expected = (s.step(qkv.flatten(1)).double() for s in (native, exact))
+        torch.testing.assert_close(actual, expected, rtol=5e-4, atol=5e-4)
+
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"window": 1},

@@ -103,21 +103,27 @@ def test_ratios_are_taken_round_by_round() -> None:
 def test_figures_of_different_minutes_are_compared_at_equal_pace() -> None:
     """Twice as slow at few rows and as fast at many: only what ran few rows is corrected."""
     slow, fast = Pace((2.0, 2.0, 4.0)), Pace((1.0, 1.0, 4.0))
-    found, level = Measured(), Level(concurrency=1)
-    rounds = {"plain": [(50.0, slow, 1), (100.0, fast, 1)], "K=2": [(80.0, fast, 1)] * 2}
+    found, level = Measured(readings=[slow] * 3 + [fast] * 4), Level(concurrency=1)
+    rounds = {"plain": [(60.0, 1, 1), (120.0, 6, 1)], "K=2": [(90.0, 5, 1)] * 2}
     for label, samples in rounds.items():
-        for rate, pace, rows in samples:
-            found.add(label, level, replace(sample(rate), pace=pace, step_rows=[rows] * 7))
-    assert found.usual_pace == Pace((1.25, 1.25, 4.0))
+        for rate, moment, rows in samples:
+            found.add(label, level, replace(sample(rate), moment=moment, step_rows=[rows] * 7))
     plain, other = points(found)
-    assert plain["slowness_by_round"] == pytest.approx([1.6, 0.8])
-    assert plain["tokens_per_second_at_equal_pace"] == pytest.approx(80.0)
-    assert plain["tokens_per_second"] == 75.0
-    assert other["slowness_by_round"] == pytest.approx([0.8, 0.8])
+    assert plain["slowness_by_round"] == pytest.approx([2.0, 1.0])
+    assert plain["tokens_per_second_at_equal_pace"] == pytest.approx(120.0)
+    assert plain["tokens_per_second"] == 90.0
+    assert other["slowness_by_round"] == pytest.approx([1.0, 1.0])
     (ratios,) = comparisons(found, ["K=2"])
-    assert ratios["tokens_per_second"]["over_plain"]["p50"] == pytest.approx(0.8)
-    crowd = replace(sample(50.0), pace=slow, step_rows=[32])
+    assert ratios["tokens_per_second"]["over_plain"]["p50"] == pytest.approx(0.75)
+    crowd = replace(sample(50.0), moment=1, step_rows=[32])
     assert found.slowness(crowd) == 1.0
+
+
+def test_one_reading_of_the_pace_that_is_far_off_changes_nothing() -> None:
+    usual, far = Pace((1.0, 1.0, 4.0)), Pace((1.7, 1.7, 6.8))
+    found = Measured(readings=[usual, usual, far, usual, usual])
+    for moment in range(1, 5):
+        assert found.slowness(replace(sample(50.0), moment=moment, step_rows=[1])) == 1.0
 
 
 def judge(policy: dict[int, float], **more: Any) -> dict[tuple[str, int], bool | None]:

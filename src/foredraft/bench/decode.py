@@ -1,17 +1,19 @@
 """`foredraft bench decode`: the speed of decoding, plain and speculative, one request at a time.
 
 Knows engines, prompts and clocks of the engine's own metrics. Plain decoding is always the first
-run, in the same process and interleaved with the others prompt by prompt, in an order that turns
-round each time, so that a drift of the machine falls on all alike.
+run, in the same process, and all answer a prompt together: a step each in turn, in an order that
+turns round, with a pass of one row as a reference. So whatever the machine does in these hundredths
+of a second falls on all alike.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from foredraft.bench.pace import Reference
@@ -82,28 +84,6 @@ def label_of(method: str | None, config: Mapping[str, Any] | None) -> str:
     if method is None or config is None:
         return "plain"
     return " ".join([method, *(f"{key}={v}" for key, v in config.items() if key != "method")])
-
-
-def sample_of(
-    output: RequestOutput, part_seconds: Mapping[str, float], reference_seconds: float | None = None
-) -> Sample:
-    """The counts and seconds of a finished request; `part_seconds` say where its steps' went."""
-    metrics: RequestMetrics = output.metrics
-    speculation = metrics.speculative_decoding
-    drafts = speculation.num_spec_steps
-    return Sample(
-        token_ids=tuple(output.token_ids),
-        tokens=metrics.num_generated_tokens - metrics.num_first_step_tokens,
-        seconds=metrics.decode_seconds,
-        steps=metrics.num_steps,
-        drafts=drafts,
-        drafted=speculation.num_draft_tokens,
-        accepted=speculation.num_accepted_draft_tokens,
-        accepted_by_position=tuple(rate * drafts for rate in speculation.acceptance_by_position),
-        part_seconds=part_seconds,
-        from_draft=tuple(origin is Origin.ACCEPTED for origin in output.outputs[0].origins),
-        reference_seconds=reference_seconds,
-    )
 
 
 class BandwidthLimit:
@@ -218,12 +198,10 @@ def _measure(
         for repeat in range(settings.repeats):
             if repeat:  # what remembers responses must not meet them again
                 engines = _engines(loaded, prompts, settings)
-            pairs = list(zip(engines, runs, strict=True))
-            for number, (prompt_id, ids) in enumerate(prompts.items()):
+            for prompt_id, ids in prompts.items():
                 limit.measure()
-                forward = (repeat + number) % 2 == 0
-                for engine, run in pairs if forward else reversed(pairs):
-                    run.add(prompt_id, clock.sample(engine, prompt_id, ids))
+                for run, sample in zip(runs, clock.samples(engines, prompt_id, ids), strict=True):
+                    run.add(prompt_id, sample)
                 for peer in peers:
                     for dtype, answer in peer.generate(ids).items():
                         label = f"{peer.name} {dtype}"
@@ -234,8 +212,53 @@ def _measure(
     return [*runs, *peer_runs.values()]
 
 
+class _Answer:
+    """One engine's answer to a prompt, step by step."""
+
+    def __init__(self, engine: LLM, ids: Sequence[int], params: SamplingParams) -> None:
+        self._parts = engine.engine.seconds
+        self._before = asdict(self._parts)
+        self._stream = engine.stream(list(ids), params)
+        self._seconds = 0.0
+        self._paces: list[float] = []
+        self._started = False
+        self.output: RequestOutput | None = None  # once it is complete
+
+    def step(self, pace: float) -> None:
+        """The next one, beside a reference pass of `pace` seconds. The prompt's own isn't timed."""
+        begin = time.perf_counter()
+        delta = next(self._stream)
+        if self._started:
+            self._seconds += time.perf_counter() - begin
+            self._paces.append(pace)
+        self._started = True
+        self.output = delta.finished
+
+    def sample(self) -> Sample:
+        """The counts and seconds of the complete answer."""
+        assert self.output is not None
+        metrics: RequestMetrics = self.output.metrics
+        speculation = metrics.speculative_decoding
+        drafts, parts = speculation.num_spec_steps, asdict(self._parts)
+        return Sample(
+            token_ids=tuple(self.output.token_ids),
+            tokens=metrics.num_generated_tokens - metrics.num_first_step_tokens,
+            seconds=self._seconds,
+            steps=metrics.num_steps,
+            drafts=drafts,
+            drafted=speculation.num_draft_tokens,
+            accepted=speculation.num_accepted_draft_tokens,
+            accepted_by_position=tuple(
+                rate * drafts for rate in speculation.acceptance_by_position
+            ),
+            part_seconds={part: parts[part] - self._before[part] for part in parts},
+            from_draft=tuple(o is Origin.ACCEPTED for o in self.output.outputs[0].origins),
+            reference_seconds=fmean(self._paces) if self._paces else None,
+        )
+
+
 class _Clock:
-    """Times generations, with a reference pass of one row between them."""
+    """Times answers to a prompt, with a reference pass of one row between their steps."""
 
     def __init__(self, loaded: LoadedModel, settings: DecodeSettings) -> None:
         self._reference = Reference(loaded, rows=(1,))
@@ -243,17 +266,21 @@ class _Clock:
             max_tokens=settings.max_tokens, temperature=0.0, ignore_eos=settings.ignore_eos
         )
 
-    def sample(self, engine: LLM, prompt_id: str, ids: Sequence[int]) -> Sample:
-        """Generate once. Raises InvalidRequest that names the prompt."""
-        pace = self._reference.seconds()
-        before = asdict(engine.engine.seconds)
+    def samples(
+        self, engines: Sequence[LLM], prompt_id: str, ids: Sequence[int]
+    ) -> Sequence[Sample]:
+        """An answer of each. Raises InvalidRequest that names the prompt."""
         try:
-            output = engine.generate([list(ids)], self._params)[0]
+            answers = [_Answer(engine, ids, self._params) for engine in engines]
         except InvalidRequest as error:
             raise InvalidRequest(f"prompt {prompt_id!r}: {error}") from None
-        after = asdict(engine.engine.seconds)
-        spent = {part: after[part] - before[part] for part in after}
-        return sample_of(output, spent, (pace + self._reference.seconds()) / 2)
+        left = answers
+        while left:
+            pace = self._reference.once()
+            for answer in left:
+                answer.step(pace)
+            left = [answer for answer in reversed(left) if answer.output is None]
+        return [answer.sample() for answer in answers]
 
 
 def _engines(

@@ -20,8 +20,8 @@ def drafters_page(result: Result) -> str:
     tasks = list(runs[0]["per_task"])
     words = (
         f"**Drafters**, {result['model']}, {result['dtype']}, {result['prompts']} prompts, greedy, "
-        f"at most {result['max_tokens']} tokens, one request at a time, all in one run, in turns "
-        "prompt by prompt. Speed against plain decoding, as a whole and by task."
+        f"at most {result['max_tokens']} tokens, one request each, all in one run, in turns "
+        "step by step. Speed against plain decoding, as a whole and by task."
     )
     rows = [
         [

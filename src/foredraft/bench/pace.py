@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from statistics import fmean, median
+from statistics import median
 
 import torch
 
@@ -46,9 +46,9 @@ def _curve(seconds: tuple[float, ...]) -> CostCurve:
     return CostCurve(ROWS, tuple(accumulate(seconds, max)))
 
 
-def mean(paces: Sequence[Pace]) -> Pace:
-    """The mean of one or more."""
-    return Pace(tuple(map(fmean, zip(*(pace.seconds for pace in paces), strict=True))))
+def middle(paces: Sequence[Pace]) -> Pace:
+    """The median of one or more, of each kind of pass."""
+    return Pace(tuple(map(median, zip(*(pace.seconds for pace in paces), strict=True))))
 
 
 class Reference:
@@ -59,9 +59,10 @@ class Reference:
         with torch.inference_mode():
             self._passes = [RepeatedPass(loaded, 1, context, requests) for requests in rows]
 
-    def seconds(self) -> float:
-        """Of the first of the passes alone, now."""
-        return self.pace().seconds[0]
+    @torch.inference_mode()
+    def once(self) -> float:
+        """Seconds of the first of the passes, now and once."""
+        return seconds_of(self._passes[0].run)
 
     @torch.inference_mode()
     def pace(self) -> Pace:

@@ -31,7 +31,7 @@ class Sample:
     accepted_by_position: tuple[float, ...] = ()  # drafts whose first i + 1 tokens were accepted
     part_seconds: Mapping[str, float] = field(default_factory=dict)  # drafter, target, rest
     from_draft: tuple[bool, ...] = ()  # of each token: it was an accepted draft token
-    # Seconds of a reference pass of one row, before and after: how fast the machine was just then.
+    # Mean seconds of the reference passes of one row between its steps: how fast the machine was.
     reference_seconds: float | None = None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from foredraft.bench.pace import Pace, mean
+from foredraft.bench.pace import Pace, middle
 from foredraft.bench.serve.arrivals import Prompt, Source, poisson
 from foredraft.bench.serve.steps import Counters, LoggedStep, StepCosts, StepCounts
 from foredraft.bench.serve.traces import Figures, Window, figures
@@ -31,6 +31,7 @@ Progress = Callable[[str, int, int], None]  # what, done, of
 WARM_UP_REQUESTS = 8
 REQUESTS, REQUESTS_PER_CLIENT = 8, 2  # that end in a window
 IDLE = 0.05  # seconds after which a server has ended what was cancelled
+BESIDE = 2  # readings of the pace on either side of a measurement: one of them may be far off
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Sample:
     outputs: Mapping[int, Sequence[int]]  # token ids by request, as far as they had come
     waiting: int
     mean_acceptance_length: float | None = None  # as a server states it
-    pace: Pace | None = None  # of the machine in these seconds
+    moment: int | None = None  # readings of the machine's pace before it; None: there are none
     step_rows: Sequence[int] = ()  # of every step
 
 
@@ -102,36 +103,31 @@ class Measured:
 
     samples: dict[tuple[str, Level], list[Sample]] = field(default_factory=dict)  # by round
     warm_up: dict[str, dict[str, float]] = field(default_factory=dict)
-    steps: list[tuple[LoggedStep, Pace | None]] = field(default_factory=list)  # of closed loops
+    # Of closed loops, with their moments.
+    steps: list[tuple[LoggedStep, int | None]] = field(default_factory=list)
+    readings: list[Pace] = field(default_factory=list)  # of the machine's pace
     lengths: dict[str, tuple[int, int]] = field(default_factory=dict)  # prompt and output, by id
 
     def add(self, label: str, level: Level, sample: Sample) -> None:
         self.samples.setdefault((label, level), []).append(sample)
 
-    @property
-    def usual_pace(self) -> Pace | None:
-        """The mean over all samples."""
-        every = [each.pace for samples in self.samples.values() for each in samples]
-        known = [pace for pace in every if pace is not None]
-        return mean(known) if known else None
-
     def slowness(self, sample: Sample) -> float:
         """How many times longer than at the usual pace the sample's steps took, by the reference
         passes beside it; 1 without these.
         """
-        usual = self.usual_pace
-        if usual is None or sample.pace is None:
+        return self._slowness(sample.moment, sample.step_rows)
+
+    def _slowness(self, moment: int | None, step_rows: Sequence[int]) -> float:
+        if moment is None:
             return 1.0
-        return sample.pace.slowness(usual, sample.step_rows)
+        beside = self.readings[max(0, moment - BESIDE) : moment + BESIDE]
+        return middle(beside).slowness(middle(self.readings), step_rows)
 
     def step_costs(self) -> StepCosts:
         """What steps cost at the usual pace."""
-        costs, usual = StepCosts(), self.usual_pace
-        for step, pace in self.steps:
-            if usual is None or pace is None:
-                costs.add(step)
-            else:
-                costs.add(step, pace.slowness(usual, [step.record.num_rows]))
+        costs = StepCosts()
+        for step, moment in self.steps:
+            costs.add(step, self._slowness(moment, [step.record.num_rows]))
         return costs
 
     @property
@@ -191,7 +187,6 @@ class Sweep:
         """
         self._servers, self._prompts, self._settings = servers, prompts, settings
         self._reference = reference
-        self._pace: Pace | None = None  # before the next measurement
         self.measured = Measured()
 
     async def run(self, progress: Progress) -> Measured:
@@ -200,7 +195,7 @@ class Sweep:
             await self._warm_up(server)
             progress("warm-up", done, len(self._servers))
         settings, number = self._settings, 0
-        self._pace = self._reference() if self._reference else None
+        self._read_pace()
         total = settings.rounds * len(self._servers)
         for round_number in range(settings.rounds):
             for level in settings.levels:
@@ -253,16 +248,13 @@ class Sweep:
             observed = await open_loop(server, source.jobs(), times, seconds, opens=opens)
         after = server.counters()
         counters = after.since(before[0]) if after and before and before[0] else None
-        pace = await self._pace_beside()
-        self._note(server, level, observed, counters, pace)
-
-    async def _pace_beside(self) -> Pace | None:
-        """The mean of before and after what was just measured."""
-        if self._reference is None or self._pace is None:
-            return None
+        self._note(server, level, observed, counters)
         await asyncio.sleep(IDLE)
-        before, self._pace = self._pace, self._reference()
-        return mean([before, self._pace])
+        self._read_pace()
+
+    def _read_pace(self) -> None:
+        if self._reference is not None:
+            self.measured.readings.append(self._reference())
 
     def _note(
         self,
@@ -270,11 +262,11 @@ class Sweep:
         level: Level,
         observed: Observed,
         counters: Counters | None,
-        pace: Pace | None,
     ) -> None:
+        moment = len(self.measured.readings) or None
         steps = server.take_steps(observed.window)
         if level.concurrency is not None:  # arrivals by chance leave a server idle
-            self.measured.steps += [(step, pace) for step in steps]
+            self.measured.steps += [(step, moment) for step in steps]
         told = [each.mean_acceptance_length for each in observed.traces]
         stated = [each for each in told if each is not None]
         sample = Sample(
@@ -284,7 +276,7 @@ class Sweep:
             {trace.index: tuple(trace.token_ids) for trace in observed.traces},
             observed.waiting,
             sum(stated) / len(stated) if stated else None,
-            pace,
+            moment,
             [step.record.num_rows for step in steps],
         )
         self.measured.add(server.label, level, sample)
