@@ -117,6 +117,7 @@ bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 40 minut
 # Each as it is and with the adaptive policy, which may draft less.
 FREE := {"method":"ngram" {"method":"suffix" {"method":"ngram_table" {"method":"recycling" {"method":"combined" {"method":"lookahead"
 PAID := {"method":"early_exit","num_speculative_tokens":2 \
+  {"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":2 \
   {"method":"cascade","model":"$(PAIRS)/8","drafter":{"method":"suffix"},"num_speculative_tokens":4
 bench-drafters: setup  ## Measure every drafter that needs no training, by task (about 13 minutes, on a quiet machine)
 	$(FOREDRAFT) export $(MODEL) $(PAIRS)/8 --layers 8 --force

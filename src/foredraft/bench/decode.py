@@ -1,9 +1,9 @@
 """`foredraft bench decode`: the speed of decoding, plain and speculative, one request at a time.
 
 Knows engines, prompts and clocks of the engine's own metrics. Plain decoding is always the first
-run, in the same process, and all answer a prompt together: a step each in turn, in an order that
-turns round, with a pass of one row as a reference. So whatever the machine does in these hundredths
-of a second falls on all alike.
+run, in the same process, and all answer a prompt together: a step each in turn, in an order drawn
+anew each time, with a pass of one row as a reference. So whatever the machine does in these tenths
+of a second falls on all alike, and no step always comes behind the same other one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from random import Random
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from foredraft.bench.clock import what_is_there_stays
 from foredraft.bench.pace import Reference
 from foredraft.bench.peers import Peer
 from foredraft.bench.prompts import first_turn_ids, lengthened
@@ -262,6 +264,7 @@ class _Clock:
 
     def __init__(self, loaded: LoadedModel, settings: DecodeSettings) -> None:
         self._reference = Reference(loaded, rows=(1,))
+        self._draw = Random(0)
         self._params = SamplingParams(
             max_tokens=settings.max_tokens, temperature=0.0, ignore_eos=settings.ignore_eos
         )
@@ -274,12 +277,14 @@ class _Clock:
             answers = [_Answer(engine, ids, self._params) for engine in engines]
         except InvalidRequest as error:
             raise InvalidRequest(f"prompt {prompt_id!r}: {error}") from None
-        left = answers
-        while left:
-            pace = self._reference.once()
-            for answer in left:
-                answer.step(pace)
-            left = [answer for answer in reversed(left) if answer.output is None]
+        left = list(answers)
+        with what_is_there_stays():
+            while left:
+                self._draw.shuffle(left)
+                pace = self._reference.once()
+                for answer in left:
+                    answer.step(pace)
+                left = [answer for answer in left if answer.output is None]
         return [answer.sample() for answer in answers]
 
 

@@ -5,6 +5,7 @@ Knows options and what is said at the start; `foredraft.server` serves.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sys
@@ -65,6 +66,8 @@ def serve(
         )
         host = f"[{listen.host}]" if ":" in listen.host else listen.host
         url = f"{listen.scheme}://{host}:{sock.getsockname()[1]}"
+        gc.collect()
+        gc.freeze()  # looking through what is loaded would halt all streams for a tenth of a second
         _log_to_stderr()
         _tell_start(url, engine, settings, listen, json_output)
         serve_until_signal(server, sock)

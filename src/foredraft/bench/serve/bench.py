@@ -5,12 +5,12 @@ Knows how engines, prompts and a sweep fit together; knows no option and no term
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from foredraft.bench.clock import what_is_there_stays
 from foredraft.bench.pace import Reference
 from foredraft.bench.provenance import provenance
 from foredraft.bench.serve.arrivals import Prompt
@@ -83,12 +83,8 @@ async def bench_engines(
             if server.policy is not None:
                 costs.setdefault("calibrated", server.policy.costs.curve.as_json())
         reference = Reference(loaded)
-        gc.collect()
-        gc.freeze()  # what is loaded by now stays: collections need not look at it again and again
-        try:
+        with what_is_there_stays():
             measured = await Sweep(servers, prompts, settings, reference.pace).run(progress)
-        finally:
-            gc.unfreeze()
         for server in servers:
             server.check_drafter()
             if server.policy is not None:
