@@ -70,6 +70,19 @@ def test_between_the_two_it_is_near_the_better_of_plain_and_fixed(num_requests: 
         assert played.adaptive.goodput >= 0.95 * best
 
 
+@pytest.mark.parametrize("num_requests", [2, 4, 8])
+def test_each_objective_is_the_better_one_at_what_it_is_for(num_requests: int) -> None:
+    """Where drafts say what they are worth, requests differ, and prompts keep coming."""
+    laws = Law.of_kinds((0.6, 0.9), (0.4, 0.5)), Law.of_kinds((0.1, 0.9), (0.9, 0.25))
+    requests = [Arrival(0.0, 100, 96, laws[i % 2]) for i in range(8 * num_requests)]
+    batch, reader = (
+        simulate(AdaptivePolicy(6, CPU, objective=objective), requests, machine(num_requests))
+        for objective in Objective
+    )
+    assert batch.goodput >= 0.99 * reader.goodput
+    assert reader.mean_latency <= 1.01 * batch.mean_latency
+
+
 def steep(num_requests: int) -> Machine:
     """A row that costs more than a flat law brings."""
     curve = CostCurve((1, 2, 32), (1.0, 1.1, 6.0))

@@ -291,11 +291,14 @@ class _Clock:
 def _engines(
     loaded: LoadedModel, prompts: Mapping[str, Sequence[int]], settings: DecodeSettings
 ) -> list[LLM]:
-    """One of each configuration, plain decoding first, each warmed up by a prompt of its own: a
-    drafter learns from it.
+    """One of each configuration, plain decoding first, each warmed up by an answer to tokens drawn
+    at random, as many as it will ever hold: memory is slow where it is touched for the first time.
     """
     warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
-    prompt = list(next(iter(prompts.values())))[:WARM_UP_TOKENS]
+    most = max(map(len, prompts.values())) + settings.max_tokens
+    limit = settings.engine.get("max_model_len") or loaded.config.max_position_embeddings
+    length = max(1, min(most, limit) - WARM_UP_TOKENS)
+    prompt = Random(0).choices(range(loaded.config.vocab_size), k=length)
     engines = [
         LLM(loaded, speculative_config=config, max_num_seqs=1, **settings.engine)
         for config in (None, *settings.configs)

@@ -21,9 +21,11 @@ class Objective(StrEnum):
     """What a step is to be best at.
 
     Throughput: tokens committed a second by all requests together. A prompt's tokens count: time
-    that drafts take from a prompt is not free. Latency: the mean seconds a token of the requests
-    that decode, whatever waits; a prompt that is read beside them costs the same whatever is
-    drafted, and a step that it makes long is no reason to make it longer: it is left out.
+    that drafts take from a prompt is not free. Latency: those of the requests that decode, whatever
+    waits; a prompt that is read beside them costs the same whatever is drafted, and a step that it
+    makes long is no reason to make it longer: it is left out. That is to first order the least mean
+    time a token, where requests are alike; the mean of 1 / tokens within a step is not: who has no
+    draft in one step has one in the next.
     """
 
     THROUGHPUT = "throughput"
@@ -54,6 +56,11 @@ class Allocation:
     score: float
 
 
+def rows_that_count(load: Load, objective: Objective) -> int:
+    """Rows before any draft whose tokens are the objective's."""
+    return load.num_requests if objective is Objective.LATENCY else load.num_rows
+
+
 class _Step:
     """A step that nodes are added to, one by one, each request's in order."""
 
@@ -63,18 +70,13 @@ class _Step:
         prospects: Sequence[Prospect],
         costs: Costs,
         objective: Objective,
-        others: int = 0,
     ) -> None:
-        self._prospects, self._costs, self._objective = prospects, costs, objective
-        latency = objective is Objective.LATENCY
-        self._rows = load.num_requests if latency else load.num_rows
+        self._prospects, self._costs = prospects, costs
+        self._rows = rows_that_count(load, objective)
         curve = costs.curve
         self._beside = curve.beside_rows(load.num_requests, load.num_positions)
         self._plain = curve.of_rows(self._rows)
-        self._tokens = float(load.num_rows)
-        self._emitted = [1.0] * len(prospects)
-        self._decoding = len(prospects) + others
-        self._wait = float(self._decoding)  # sum of 1 / emitted
+        self._tokens = float(self._rows)
         self._filled = 0.0
         self._none = 1.0  # P(no drafter finds anything)
         self._drafting: list[int] = []  # requests that draft so deep
@@ -83,11 +85,7 @@ class _Step:
     def add(self, index: int) -> None:
         prospect, depth = self._prospects[index], self.widths[index]
         filled = prospect.outlook.filled[depth]
-        gain = filled * prospect.outlook.survival[depth]
-        self._tokens += gain
-        self._wait -= 1.0 / self._emitted[index]
-        self._emitted[index] += gain
-        self._wait += 1.0 / self._emitted[index]
+        self._tokens += filled * prospect.outlook.survival[depth]
         self._filled += filled
         if depth == 0:
             self._none *= 1.0 - filled
@@ -112,8 +110,6 @@ class _Step:
 
     @property
     def score(self) -> float:
-        if self._objective is Objective.LATENCY:
-            return self._decoding / (self.seconds * self._wait)
         return self._tokens / self.seconds
 
 
@@ -137,16 +133,11 @@ def allocate(
     prospects: Sequence[Prospect],
     costs: Costs,
     objective: Objective,
-    others: int = 0,
 ) -> tuple[Allocation, Allocation]:
-    """The best widths, and plain decoding to compare them with. The fewest nodes among equals.
-
-    `others`: requests that decode in the step and have no draft; a longer step is longer for them
-    too.
-    """
-    step = _Step(load, prospects, costs, objective, others)
+    """The best widths, and plain decoding to compare them with. The fewest nodes among equals."""
+    step = _Step(load, prospects, costs, objective)
     best = plain = Allocation(list(step.widths), step.score if prospects else 0.0)
-    for index in _by_promise(prospects, objective):
+    for index in _by_promise(prospects):
         step.add(index)
         value = step.score
         if value > best.score:
@@ -154,15 +145,11 @@ def allocate(
     return best, plain
 
 
-def _by_promise(prospects: Sequence[Prospect], objective: Objective) -> list[int]:
+def _by_promise(prospects: Sequence[Prospect]) -> list[int]:
     """The request of every node, the node that promises most for a row first."""
-    nodes: list[tuple[float, int, int]] = []
-    for index, prospect in enumerate(prospects):
-        emitted = 1.0
-        for depth, alive in enumerate(prospect.outlook.survival):
-            promise = alive
-            if objective is Objective.LATENCY:
-                after = emitted + alive * prospect.outlook.filled[depth]
-                promise, emitted = alive / (emitted * after), after
-            nodes.append((-promise, depth, index))
+    nodes = [
+        (-alive, depth, index)
+        for index, prospect in enumerate(prospects)
+        for depth, alive in enumerate(prospect.outlook.survival)
+    ]
     return [index for _, _, index in sorted(nodes)]

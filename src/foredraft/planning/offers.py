@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foredraft.planning.allocation import Costs, Objective, Prospect, allocate
+from foredraft.planning.allocation import (
+    Costs,
+    Objective,
+    Prospect,
+    allocate,
+    rows_that_count,
+)
 from foredraft.planning.confidence import Calibration, best_first
 from foredraft.planning.estimates import Outlook
 from foredraft.planning.policy import Judged, Load, Offer, RequestState, Stopping, known_type
@@ -100,7 +106,7 @@ class Offers:
         """
         of_second = self._price_of_second(load, costs)
         asking = self._ask_seconds * of_second
-        curve, rows = costs.curve, self._rows(load)
+        curve, rows = costs.curve, rows_that_count(load, self._objective)
         first = curve.of_rows(rows + FIRST_NODES) - curve.of_rows(rows)
         price = of_second * first / FIRST_NODES
         of_types: dict[str, float] = {}
@@ -126,7 +132,11 @@ class Offers:
         """`[count]` the least P(accepted) at which node i of a draft is worth its row, by what the
         step would do without drafts.
         """
-        price, curve, rows = self._price_of_second(load, costs), costs.curve, self._rows(load)
+        price, curve, rows = (
+            self._price_of_second(load, costs),
+            costs.curve,
+            rows_that_count(load, self._objective),
+        )
         mean_positions = load.num_positions / load.num_requests if load.num_requests else 0.0
         reading = curve.row_position_seconds * mean_positions
         passes = [curve.of_rows(rows + i) for i in range(count + 1)]
@@ -167,12 +177,9 @@ class Offers:
             keep = 1.0 - 1.0 / BELIEF_MEMORY
             self._stated[depths[node]] = stated * keep + paths[node], true * keep + survival[node]
 
-    def _rows(self, load: Load) -> int:
-        return load.num_requests if self._objective is Objective.LATENCY else load.num_rows
-
     def _price_of_second(self, load: Load, costs: Costs) -> float:
         """Tokens that a second is worth in a plain step."""
-        rows = self._rows(load)
+        rows = rows_that_count(load, self._objective)
         beside = costs.curve.beside_rows(load.num_requests, load.num_positions)
         seconds = costs.curve.of_rows(rows) + beside
         return rows / seconds if seconds else 0.0
@@ -194,8 +201,7 @@ class Offers:
             prospects.append(Prospect(Outlook(falling, [1.0] * len(falling)), offer.num_positions))
         if prospects:
             crowd = Load(load.num_requests, load.num_rows + fixed, load.num_positions)
-            others = max(0, load.num_requests - len(prospects))
-            best, _ = allocate(crowd, prospects, Costs(costs.curve), self._objective, others)
+            best, _ = allocate(crowd, prospects, Costs(costs.curve), self._objective)
             for index, width in zip(open_ones, best.widths, strict=True):
                 kept[index] = sorted(orders[index][:width])
         return kept
