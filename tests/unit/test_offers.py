@@ -79,14 +79,14 @@ def test_the_nodes_kept_are_the_best_of_all_choices(drafts: list[Offer], prompt_
 
 @given(trees(), st.integers(0, 3))
 def test_a_draft_makes_those_wait_that_have_none(draft: Offer, others: int) -> None:
-    """Under latency: the mean of seconds a token, theirs included."""
+    """Under latency: tokens a second of all that decode, theirs included."""
     draft = replace(draft, may_cut=True)
     load = Load(1 + others, 1 + others)
     alive = Calibration().survival("r", "greedy", draft)
 
     def value(nodes: Sequence[int]) -> float:
         seconds = CPU.of_rows(1 + others + len(nodes))
-        return -seconds * (1.0 / (1.0 + sum(alive[node] for node in nodes)) + others)
+        return (1.0 + others + sum(alive[node] for node in nodes)) / seconds
 
     (kept,) = Offers(Objective.LATENCY).keep(load, [draft], Costs(CPU))
     assert tuple(kept) in closed_sets(draft)

@@ -70,13 +70,15 @@ class _Step:
         prospects: Sequence[Prospect],
         costs: Costs,
         objective: Objective,
+        others: int = 0,
     ) -> None:
         self._prospects, self._costs = prospects, costs
         self._rows = rows_that_count(load, objective)
         curve = costs.curve
         self._beside = curve.beside_rows(load.num_requests, load.num_positions)
         self._plain = curve.of_rows(self._rows)
-        self._tokens = float(self._rows)
+        latency = objective is Objective.LATENCY
+        self._tokens = float(len(prospects) + others if latency else load.num_rows)
         self._filled = 0.0
         self._none = 1.0  # P(no drafter finds anything)
         self._drafting: list[int] = []  # requests that draft so deep
@@ -133,9 +135,14 @@ def allocate(
     prospects: Sequence[Prospect],
     costs: Costs,
     objective: Objective,
+    others: int = 0,
 ) -> tuple[Allocation, Allocation]:
-    """The best widths, and plain decoding to compare them with. The fewest nodes among equals."""
-    step = _Step(load, prospects, costs, objective)
+    """The best widths, and plain decoding to compare them with. The fewest nodes among equals.
+
+    `others`: requests that decode in the step and have no draft; a longer step is longer for them
+    too.
+    """
+    step = _Step(load, prospects, costs, objective, others)
     best = plain = Allocation(list(step.widths), step.score if prospects else 0.0)
     for index in _by_promise(prospects):
         step.add(index)

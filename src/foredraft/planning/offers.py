@@ -201,7 +201,8 @@ class Offers:
             prospects.append(Prospect(Outlook(falling, [1.0] * len(falling)), offer.num_positions))
         if prospects:
             crowd = Load(load.num_requests, load.num_rows + fixed, load.num_positions)
-            best, _ = allocate(crowd, prospects, Costs(costs.curve), self._objective)
+            others = max(0, load.num_requests - len(prospects))
+            best, _ = allocate(crowd, prospects, Costs(costs.curve), self._objective, others)
             for index, width in zip(open_ones, best.widths, strict=True):
                 kept[index] = sorted(orders[index][:width])
         return kept
