@@ -15,12 +15,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from foredraft.bench.clock import seconds_of
 from foredraft.bench.passes import RepeatedPass
-from foredraft.bench.plan.measure import Bench, Spent, Turns, in_turns, label
+from foredraft.bench.plan.measure import Bench, Spent, Turns, in_turns, label, usual_mean
 from foredraft.bench.provenance import provenance
 from foredraft.models.load import LoadedModel, load_model
 from foredraft.models.tokenizer import Tokenizer
@@ -67,9 +67,11 @@ class Ceiling:
             self._seconds[rows].append(seconds_of(one.run))
 
     def costs(self) -> dict[int, float]:
-        """By rows, in passes over one row."""
-        plain = median(self._seconds[1])
-        return {rows: median(seconds) / plain for rows, seconds in self._seconds.items()}
+        """By rows, in passes over one row: means, as the turns' seconds are. Where memory is fast
+        in one minute and slow in the next, a median is of the one or of the other.
+        """
+        plain = usual_mean(self._seconds[1])
+        return {rows: usual_mean(seconds) / plain for rows, seconds in self._seconds.items()}
 
 
 def figures(run: Turns, plain: Turns, costs: Mapping[int, float]) -> dict[str, Any]:
@@ -97,7 +99,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     loaded = load_model(arguments.model, dtype=arguments.dtype)
     ids = prompts(loaded.tokenizer, loop, WINDOW)
     configs: Sequence[Mapping[str, Any]] = arguments.speculative_config or CONFIGS
-    context = round(fmean(map(len, ids)))
+    answers = [loaded.tokenizer.encode(turn["assistant"]) for turn in loop["turns"]]
+    context = round(fmean(map(len, ids)) + fmean(map(len, answers)) / 2)
     bench = Bench(loaded, {}, MAX_TOKENS)
     bench.warm_up(ids)
     ceiling = Ceiling(loaded, context)
