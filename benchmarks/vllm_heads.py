@@ -128,7 +128,8 @@ def compare(
     }
     there = in_vllm(arguments, request)
     counters = there["counters"]
-    token_ids, ours = here(arguments, config | {"model": str(source)}, prompts)
+    chain = {"model": str(source), "draft_tree": "none"}  # vLLM's drafts are chains
+    token_ids, ours = here(arguments, config | chain, prompts)
     theirs = acceptance(counters["drafts"], counters["accepted_tokens_per_pos"])
     ratio = theirs["mean_acceptance_length"] / ours["mean_acceptance_length"]
     return {
