@@ -7,6 +7,9 @@
 #if defined(__linux__)
 #include <sched.h>
 #endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
 
 namespace foredraft {
 
@@ -18,6 +21,12 @@ constexpr int kSpins = 1500;
 // What one idle worker fetches ahead: well within a second-level cache.
 constexpr int kAheadBytes = 384 * 1024;
 constexpr int kAheadStep = 1024;
+
+// How many forks lie between the first process and this one.
+std::atomic<int> forks{0};
+#if defined(__unix__) || defined(__APPLE__)
+[[maybe_unused]] const int counting = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+#endif
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -55,13 +64,19 @@ std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {
   static std::map<int, std::weak_ptr<ThreadPool>> pools;
   const std::lock_guard<std::mutex> lock(mutex);
   std::shared_ptr<ThreadPool> pool = pools[threads].lock();
-  if (!pool) pools[threads] = pool = std::make_shared<ThreadPool>(threads);
+  // What was left behind by a fork is left alone: nobody would come to be joined.
+  const auto end = [](ThreadPool* one) {
+    if (!one->left_behind()) delete one;
+  };
+  if (!pool) pools[threads] = pool = std::shared_ptr<ThreadPool>(new ThreadPool(threads), end);
   return pool;
 }
 
-ThreadPool::ThreadPool(int threads) : shares_(static_cast<size_t>(threads)) {
+ThreadPool::ThreadPool(int threads) : shares_(static_cast<size_t>(threads)), born_(forks.load(std::memory_order_relaxed)) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i - 1); });
 }
+
+bool ThreadPool::left_behind() const { return born_ != forks.load(std::memory_order_relaxed); }
 
 ThreadPool::~ThreadPool() {
   {
@@ -110,7 +125,7 @@ bool ThreadPool::take_part(int index) {
 
 void ThreadPool::run(int tasks, Function f, void* context) {
   if (tasks <= 0) return;
-  if (workers_.empty() || tasks == 1 || tasks > kMaxTasks || !region_.try_lock()) {
+  if (workers_.empty() || tasks == 1 || tasks > kMaxTasks || left_behind() || !region_.try_lock()) {
     f(context, 0, tasks);
     return;
   }

@@ -71,11 +71,14 @@ class ThreadPool {
     int run_last();
   };
 
+  // Whether this is the child of a fork: the workers stayed with the parent, and what they held or waited for then is nobody's here.
+  bool left_behind() const;
   void work(int index);
   // The tasks of share `index`, then those left in others; whether there was one.
   bool take_part(int index);
 
   std::vector<Share> shares_;
+  const int born_;  // after so many forks
   alignas(64) std::atomic<int> done_{0};
   std::mutex region_;
   std::mutex sleep_;

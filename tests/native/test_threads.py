@@ -69,5 +69,24 @@ def test_a_forked_child_computes_without_the_workers() -> None:
     assert run_script(script).strip() == "0"
 
 
+def test_a_child_that_was_forked_while_workers_woke_up_computes_too() -> None:
+    """And ends its pool: what a worker held or waited for at the fork is nobody's in the child."""
+    script = START + (
+        "import time\n"
+        "for _ in range(150):\n"
+        "    time.sleep(1e-3)\n"  # the workers fall asleep
+        "    kernels.linear(torch.ones(2, 64), packed)\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        same = all(torch.equal(kernels.linear(torch.ones(2, 64), packed), first)\n"
+        "                   for _ in range(3))\n"
+        "        del kernels\n"
+        "        os._exit(0 if same else 1)\n"
+        "    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
+        "print(0)\n"
+    )
+    assert run_script(script).strip() == "0"
+
+
 def test_the_interpreter_ends_cleanly_with_live_workers() -> None:
     assert run_script(START + "print(float(first[0, 0]))").strip() == "64.0"
