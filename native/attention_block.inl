@@ -197,8 +197,9 @@ inline void weigh_scores(float* scores, int first, int last, int begin, int end,
     highest = max(highest, x[i]);
   }
   const bool holds = !not_less_mask(highest, broadcast(p.origin() + kReach)) && not_less_mask(highest, broadcast(p.floor()));
-  if (__builtin_expect(!holds, 0)) move_origin(p, max_lanes(highest));
-  p.floor() = -__builtin_inff();
+  const float top = holds ? 0.0f : max_lanes(highest);
+  const bool none = top == -__builtin_inff();
+  if (__builtin_expect(!holds && !none, 0)) move_origin(p, top);
   const Vec origin = broadcast(p.origin());
   Vec total = load(p.totals());
 #pragma GCC unroll 4
@@ -208,6 +209,7 @@ inline void weigh_scores(float* scores, int first, int last, int begin, int end,
     total = add(total, weight);
   }
   store(p.totals(), total);
+  if (!none || any_nan(total)) p.floor() = -__builtin_inff();
 }
 
 // Scores of the block become weights. Plain: every query sees the whole block, and there is no soft cap.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,6 +159,70 @@ def test_scores_may_lie_far_from_0(offset: float, climbs: bool, instruction_set:
         native.length = exact.length = 0
         actual, expected = (s.step(qkv.flatten(1)).double() for s in (native, exact))
         torch.testing.assert_close(actual, expected, rtol=5e-4, atol=5e-4)
+
+
+@pytest.mark.parametrize("hidden", [8, 64, 128])
+def test_a_key_without_weight_has_none_wherever_it_lies(hidden: int, instruction_set: str) -> None:
+    """The first ones score minus infinity: half of a group, a block, a whole span."""
+    kernels = NativeKernels(instruction_set=instruction_set)
+    queries, keys, values = (
+        random(1, 1, 16),
+        random(10, 1, 16, 16, seed=1),
+        random(10, 1, 16, 16, seed=2),
+    )
+    queries[..., 0] = 4.0
+    hides = (torch.arange(160) < hidden).view(10, 16)
+    keys[:, 0, 0] = torch.where(hides, -torch.inf, 1.0)
+    results = []
+    for each, dtype in ((kernels, torch.float32), (ReferenceKernels(torch.float64), torch.float64)):
+        plan = each.prepare([Segment(hidden + 20, 1, (), range(10))], 16)
+        tensors = (one.to(dtype) for one in (queries, keys, values))
+        results.append(each.attention(*tensors, plan, 0.25).double())
+    torch.testing.assert_close(*results, rtol=2e-5, atol=2e-5)
+
+
+GUARDED = """
+import ctypes, mmap, sys, torch
+from foredraft.kernels.interface import Segment
+from foredraft.kernels.native import NativeKernels
+libc = ctypes.CDLL(None)
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+kept = []
+
+def guarded(shape, dtype):
+    # A tensor with forbidden memory behind its last byte.
+    size = torch.Size(shape).numel() * dtype.itemsize
+    whole = -(-size // 4096) * 4096
+    memory = mmap.mmap(-1, whole + 32768)
+    kept.append(memory)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert libc.mprotect(start + whole, 32768, 0) == 0
+    place = (ctypes.c_char * size).from_address(start + whole - size)
+    return torch.frombuffer(place, dtype=dtype).view(shape).zero_()
+
+kernels = NativeKernels(1, instruction_set=sys.argv[1])
+for dtype in torch.float32, torch.bfloat16:
+    for page_size in 1, 7, 8, 16, 24, 32:
+        for dim in 16, 64:
+            for length in 1, 5, 24, 70:
+                pages = -(-length // page_size)
+                keys = guarded((pages, 1, dim, page_size), dtype)
+                values = guarded((pages, 1, page_size, dim), dtype)
+                plan = kernels.prepare([Segment(length - 1, 1, (), range(pages))], page_size)
+                kernels.attention(torch.zeros(1, 2, dim), keys, values, plan, 1.0)
+print("ok", flush=True)
+import os
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mprotect")
+def test_nothing_behind_the_cache_is_read(instruction_set: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", GUARDED, instruction_set],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout) == (0, "ok\n"), run.stderr
 
 
 OPTIONS: list[dict[str, Any]] = [

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from foredraft.core.errors import UserError
 from foredraft.models.load import LoadedModel
+from foredraft.models.safetensors_writer import save_tensors
 from foredraft.training.acceptance import Measuring
 from foredraft.training.answers import Answers
 from foredraft.training.begin import new_eagle3
@@ -173,6 +174,32 @@ def test_a_half_written_line_of_the_log_is_left_out(rig: Rig, tmp_path: Path) ->
     with (tmp_path / "run" / "log.jsonl").open("a") as log:
         log.write('{"step": 13, "lo')
     assert read_log(tmp_path / "run") == before
+
+
+def test_a_damaged_line_of_the_log_is_told(rig: Rig, tmp_path: Path) -> None:
+    rig.loop(tmp_path / "run").run()
+    with (tmp_path / "run" / "log.jsonl").open("a") as log:
+        log.write('{"step"\n')
+    asked = json.loads((tmp_path / "run" / "run.json").read_text())
+    with pytest.raises(UserError, match=r"cannot read .*log\.jsonl"):
+        RunDirectory(tmp_path / "run", asked).rewind_log(1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of processes")
+def test_files_of_tensors_are_everybody_s_and_say_when_there_is_no_room(tmp_path: Path) -> None:
+    import resource
+
+    tensors = {"weight": torch.ones(1000)}
+    save_tensors(tmp_path / "a", tensors)
+    (tmp_path / "b").write_bytes(b"")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save_tensors(tmp_path / "c", tensors)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -1,4 +1,4 @@
-"""A safetensors file written tensor by tensor, so that never more than one is in memory.
+"""Safetensors files: written tensor by tensor, so that never more than one is in memory, or whole.
 
 Knows the layout (huggingface/safetensors, README, "Format"); knows no model. The safetensors
 library's own writer wants all tensors at once.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 _NAMES = {
@@ -38,6 +39,16 @@ class Stored:
     @property
     def num_bytes(self) -> int:
         return self.num_values * self.dtype.itemsize
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write contiguous tensors that are in memory anyway. Raises OSError.
+
+    `save_file` of the library has errors of its own, and hides its files from everybody else.
+    """
+    path.write_bytes(save(dict(tensors), None if metadata is None else dict(metadata)))
 
 
 def write_safetensors(

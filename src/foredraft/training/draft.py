@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from foredraft.models.atomic_directory import appearing
@@ -21,6 +20,7 @@ from foredraft.models.config import ModelConfig
 from foredraft.models.hf_writer import config_to_json, write_json, write_tokenizer
 from foredraft.models.load import LoadedModel, load_model, open_files
 from foredraft.models.safetensors_weights import SINGLE
+from foredraft.models.safetensors_writer import save_tensors
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.models.vocabulary import SharedVocabulary, check_same_vocabulary
 from foredraft.training.batches import Batch
@@ -184,7 +184,7 @@ def write_draft(
     with appearing(directory, lambda: None) as made:
         values = config_to_json(config) | {"torch_dtype": str(dtype).removeprefix("torch.")}
         write_json(made / "config.json", values)
-        save_file(tensors, made / SINGLE, metadata={"format": "pt"})
+        save_tensors(made / SINGLE, tensors, {"format": "pt"})
         write_tokenizer(made, tokenizer, named_tokens(tokenizer), config.max_position_embeddings)
 
 

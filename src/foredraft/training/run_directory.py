@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from foredraft.core.errors import UserError
 from foredraft.models.atomic_directory import appearing
 from foredraft.models.hf_writer import write_json
+from foredraft.models.safetensors_writer import save_tensors
 
 FORMAT = "foredraft-training-1"
 _ASKED, _LOG, _STATE, _TENSORS = "run.json", "log.jsonl", "state.json", "tensors.safetensors"
@@ -62,9 +63,11 @@ class RunDirectory:
         return read_log(self.path)
 
     def rewind_log(self, step: int) -> None:
-        """Drop what was logged behind `step`, which will be logged again. Raises OSError."""
+        """Drop what was logged behind `step`, which will be logged again. Raises OSError, and
+        UserError for lines that are none of a run's.
+        """
         if self._log.exists():
-            kept = [line for line in _lines(self._log) if line["step"] <= step]
+            kept = [line for line in self.records() if line["step"] <= step]
             partial = self._log.with_name(f".{_LOG}")
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
             partial.replace(self._log)
@@ -79,7 +82,7 @@ class RunDirectory:
         stored = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
         with appearing(self._checkpoint, lambda: None) as made:
             write_json(made / _STATE, state)
-            save_file(stored, made / _TENSORS)
+            save_tensors(made / _TENSORS, stored)
 
     def load(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """The checkpoint's state and tensors; None: there is none yet. Raises UserError."""

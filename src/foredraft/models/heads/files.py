@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from foredraft.core.errors import ModelError
@@ -22,6 +21,7 @@ from foredraft.models.hf_config import read_json
 from foredraft.models.hf_writer import write_json
 from foredraft.models.load import expanded
 from foredraft.models.safetensors_weights import SINGLE, SafetensorsWeights
+from foredraft.models.safetensors_writer import save_tensors
 from foredraft.models.weights import FLOAT_DTYPES
 
 CONFIG = "config.json"
@@ -139,7 +139,7 @@ def write_head(
     }
     with appearing(directory, check_free) as made:
         write_json(made / CONFIG, config)
-        save_file(stored, made / SINGLE, metadata={"format": "pt"})
+        save_tensors(made / SINGLE, stored, {"format": "pt"})
 
 
 def _strangers(directory: Path) -> list[str]:
