@@ -96,8 +96,8 @@ bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet mach
 	$(DECODE) --limit-per-task 4 --repeats 2 --max-tokens 96 \
 	  $(foreach config,$(SETTLED),--speculative-config '$(config)}') --output $(RESULTS)/decode-auto.json
 	for length in 512 2000 4000; do $(DECODE) --limit-per-task 1 --max-tokens 64 --ignore-eos --prompt-tokens $$length \
-	  --speculative-config '{"method":"ngram","num_speculative_tokens":4}' \
-	  --output $(RESULTS)/decode-context-$$length.json || exit 1; done
+	  --speculative-config '{"method":"ngram","num_speculative_tokens":4}' --speculative-config '{"method":"suffix"}' \
+	  --speculative-config '{"method":"recycling"}' --output $(RESULTS)/decode-context-$$length.json || exit 1; done
 	$(FOREDRAFT) export $(MODEL) $(PAIRS)/29 --layers 29 --force
 	$(DECODE) --limit-per-task 2 --max-tokens 512 --ignore-eos \
 	  --speculative-config '{"method":"draft_model","model":"$(PAIRS)/8","num_speculative_tokens":2}' \
