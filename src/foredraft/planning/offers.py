@@ -132,11 +132,8 @@ class Offers:
         """`[count]` the least P(accepted) at which node i of a draft is worth its row, by what the
         step would do without drafts.
         """
-        price, curve, rows = (
-            self._price_of_second(load, costs),
-            costs.curve,
-            rows_that_count(load, self._objective),
-        )
+        price, curve = self._price_of_second(load, costs), costs.curve
+        rows = rows_that_count(load, self._objective)
         mean_positions = load.num_positions / load.num_requests if load.num_requests else 0.0
         reading = curve.row_position_seconds * mean_positions
         passes = [curve.of_rows(rows + i) for i in range(count + 1)]
