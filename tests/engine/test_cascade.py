@@ -207,7 +207,7 @@ def test_a_row_without_a_token_ends_the_draft_there(small):
     )
     request = asked(small, max_nodes=5, sampling=params)
     sampler = type(request.sampler)(params, VOCAB, frozenset([2]), request.sampler._row_math)
-    assert drafted(drafter, replace(request, sampler=sampler)).tokens == ()
+    assert drafted(drafter, request._replace(sampler=sampler)).tokens == ()
 
 
 def test_guesses_are_cut_to_what_may_be_verified():

@@ -129,7 +129,7 @@ def asked(model, tokens=(3, 4, 5), max_nodes=4, sampling=None, seed=0, coupled=F
         cache=new_cache(model.config, 8, 4, model.dtype, model.device),
         pages=tuple(range(8)),
     )
-    return replace(made, **fields)
+    return made._replace(**fields)
 
 
 def drafted(drafter, request):

@@ -5,7 +5,6 @@ tree of measured ranks.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -194,10 +193,10 @@ def test_a_measured_tree_is_the_best_of_its_size():
 def test_a_measured_tree_keeps_to_what_pays():
     tree = ranked_tree(
         ACCURACIES,
-        replace(draft_request([1], vocab_size=32, max_nodes=8), least_path=(0.5, 0.22, 0.21)),
+        draft_request([1], vocab_size=32, max_nodes=8)._replace(least_path=(0.5, 0.22, 0.21)),
     )
     assert tree == [(0,), (0, 0)]
-    sure = replace(draft_request([1], vocab_size=32, max_nodes=8), confidence_threshold=0.4)
+    sure = draft_request([1], vocab_size=32, max_nodes=8)._replace(confidence_threshold=0.4)
     assert ranked_tree(ACCURACIES, sure) == [(0,), (0, 0)]
 
 

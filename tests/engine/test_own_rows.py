@@ -49,7 +49,7 @@ class OwnRows(ScriptedDrafter):
         if nodes < 1:
             rows = range(request.max_nodes)
             return Draft([1] * len(rows), [*range(-1, len(rows) - 1)], verify=[False] * len(rows))
-        (draft,) = self.inner.propose([replace(request, max_nodes=nodes)])
+        (draft,) = self.inner.propose([request._replace(max_nodes=nodes)])
         tokens, parents, verify, places = [], [], [], {-1: -1}
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             places[node] = len(tokens) + 1

@@ -427,7 +427,7 @@ def check_drafts(drafter: RecordingDrafter, draft, target) -> None:
     """Each draft is that of a fresh drafter."""
     for request, given in zip(drafter.requests, drafter.drafts, strict=True):
         cache = KVCache(draft_shape(draft), 100, request.cache.page_size, "cpu")
-        asked = replace(request, cache=cache, pages=range(100), num_cached=0)
+        asked = request._replace(cache=cache, pages=range(100), num_cached=0)
         (want,) = DraftModelDrafter(draft, target).propose([asked])
         assert tuple(given.tokens) == tuple(want.tokens)
 

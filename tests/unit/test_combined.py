@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,7 +45,7 @@ def sure(tokens, *confidence, parents=None, **capabilities):
 
 
 def ask(drafter, nodes=4, **fields):
-    request = replace(draft_request([3, 4], vocab_size=V, max_nodes=nodes), **fields)
+    request = draft_request([3, 4], vocab_size=V, max_nodes=nodes)._replace(**fields)
     (draft,) = drafter.propose([request])
     topology(tuple(draft.parents))
     assert len(draft.tokens) <= nodes
@@ -138,7 +136,7 @@ def test_a_merged_tree_is_the_best_of_its_size(drafts, nodes):
         return found
 
     chosen = merged(rated, request)
-    everything = merged(rated, replace(request, max_nodes=100))
+    everything = merged(rated, request._replace(max_nodes=100))
     given = {path for each in rated for path in paths(each.draft)}
     assert set(paths(everything)) == given
     assert len(everything.tokens) == len(given), "a path came twice"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from foredraft.core.errors import ConfigError
@@ -20,11 +18,11 @@ def test_it_drafts_what_is_forced_for_certain() -> None:
     tokenizer = tiny_tokenizer(32)
     compiler = compiler_of(tokenizer, 32)
     matcher = compiler.compile(StructuredOutputs(regex="abcd[xy]z")).matcher([1])
-    request = replace(draft_request([5, 6], vocab_size=32, max_nodes=3), matcher=matcher)
+    request = draft_request([5, 6], vocab_size=32, max_nodes=3)._replace(matcher=matcher)
     draft = build_drafter("grammar").drafter.propose([request])[0]
     assert list(draft.tokens) == tokenizer.encode("abc")
     assert list(draft.confidence or ()) == [1.0, 1.0, 1.0]
-    draft = GrammarDrafter().propose([replace(request, max_nodes=8)])[0]
+    draft = GrammarDrafter().propose([request._replace(max_nodes=8)])[0]
     assert list(draft.tokens) == tokenizer.encode("abcd")
     assert matcher.num_tokens == 0
 

@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 def asked(tokens: Sequence[int], name: str = "r", salt: str = "", **more: int) -> DraftRequest:
     made = draft_request(list(tokens), vocab_size=V, name=name, **more)
-    return replace(made, cache_salt=salt)
+    return made._replace(cache_salt=salt)
 
 
 CHAIN = {"ngram_table_tree": False, "ngram_table_min_token_prob": 0.0}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,7 +82,7 @@ def test_an_output_that_keeps_to_it_is_drafted_whole():
 
 def drafted(drafter, tokens, num_prompt, prediction, nodes=3):
     request = draft_request(tokens, num_prompt, vocab_size=200, max_nodes=nodes)
-    (draft,) = drafter.propose([replace(request, prediction=tuple(prediction))])
+    (draft,) = drafter.propose([request._replace(prediction=tuple(prediction))])
     return list(draft.tokens)
 
 

@@ -38,9 +38,8 @@ def row(token, top=(), committed=True):
 
 
 def draft(drafter, last, nodes=4, salt=""):
-    from dataclasses import replace
 
-    request = replace(draft_request([last], vocab_size=V, max_nodes=nodes), cache_salt=salt)
+    request = draft_request([last], vocab_size=V, max_nodes=nodes)._replace(cache_salt=salt)
     (made,) = drafter.propose([request])
     topology(tuple(made.parents))
     assert made.probs is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ def asked(
     salt: str = "",
 ) -> DraftRequest:
     made = draft_request(list(tokens), num_prompt, max_nodes=max_nodes, vocab_size=V, name=name)
-    return replace(made, cache_salt=salt)
+    return made._replace(cache_salt=salt)
 
 
 def draft(drafter: SuffixDrafter, tokens: Sequence[int], max_nodes: int = 8, **more: Any) -> Draft:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,7 +96,7 @@ def test_confidence_is_a_probability_and_follows_what_happens(kind):
         for number in range(60):
             request = draft_request(PROMPT, vocab_size=V, max_nodes=3, name=f"{number}")
             if kind == "prediction":
-                request = replace(request, prediction=(7, 8, 9, 10))
+                request = request._replace(prediction=(7, 8, 9, 10))
             (draft,) = drafter.propose([request])
             assert len(draft.confidence) == len(draft.tokens) > 0
             assert all(0 < value < 1 for value in draft.confidence)

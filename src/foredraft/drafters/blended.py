@@ -158,7 +158,7 @@ class BlendedDrafter:
         """
         drafts = dict.fromkeys((each.id for each in requests), Draft())
         asked = [
-            each if asks else replace(each, max_nodes=0)
+            each if asks else each._replace(max_nodes=0)
             for each, asks in zip(requests, asking, strict=True)
             if asks or self._reads_along(each)
         ]

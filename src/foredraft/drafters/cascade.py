@@ -60,7 +60,7 @@ class CascadeDrafter(DraftModelDrafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         # The model adds a token of its own to what it accepts.
-        asked = [replace(r, max_nodes=r.max_nodes - 1) for r in requests if r.max_nodes > 1]
+        asked = [r._replace(max_nodes=r.max_nodes - 1) for r in requests if r.max_nodes > 1]
         drafts = self.inner.propose(asked) if asked else ()
         self._staged.guesses = {r.id: draft for r, draft in zip(asked, drafts, strict=True)}
         return super().propose(requests)

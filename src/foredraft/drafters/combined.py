@@ -154,7 +154,7 @@ def _ask(
     for request, rated, length in zip(requests, found, lengths, strict=True):
         if length or member.reads_along(request):
             same = length == request.max_nodes
-            asked.append(request if same else replace(request, max_nodes=length))
+            asked.append(request if same else request._replace(max_nodes=length))
             places.append(rated)
     if asked:
         for rated, draft in zip(places, member.propose(asked), strict=True):

@@ -185,12 +185,12 @@ class EagleDrafter:
         told.keep_from(min(cached, length - 2))
         end = told.end if told.parts else 0
         if max(length, request.num_prompt_tokens) > longest or not told.first <= cached <= end:
-            return NoGrowth(replace(request, tokens=()))
+            return NoGrowth(request._replace(tokens=()))
         room = request.max_nodes if told.parts and end == length - 1 else 0
         if room:
             cached = min(cached, length - 2)  # the last slot's output is needed
         elif end < length - 1:
-            request = replace(request, tokens=request.tokens[: end + 1])
+            request = request._replace(tokens=request.tokens[: end + 1])
         opened: Growth = grower.open(request, cached + 1, room, longest - length + 1)
         return opened
 

@@ -130,18 +130,18 @@ class NgramDrafter:
             index = self._indexes[request.id] = NgramIndex(self.options)
         index.extend(request.tokens[len(index.tokens) :])
         if self.options.prompt_lookup_num_matches == 1:
-            found = index.match()
-            if found is None:
-                return Draft()
-            position, match = found
-            tokens = index.continued(position, request.max_nodes)
-            return self._chain(request, tokens, match, index.is_disputed())
+            return self._chain(request, index)
         return self._tree(
             request, merged(index.continuations(request.max_nodes), request.max_nodes)
         )
 
-    def _chain(self, request: DraftRequest, tokens: list[int], match: int, disputed: bool) -> Draft:
+    def _chain(self, request: DraftRequest, index: NgramIndex) -> Draft:
         """Each token follows an n-gram that is longer by one; kinds: length, disputed or not."""
+        found = index.match()
+        if found is None:
+            return Draft()
+        position, match, disputed = found
+        tokens = index.continued(position, request.max_nodes)
         kinds: list[int] = []
         confidence: list[float] = []
         for length in range(match - 1, match - 1 + len(tokens)):
@@ -180,58 +180,44 @@ class NgramIndex:
         self.lengths = range(options.prompt_lookup_min, options.prompt_lookup_max + 1)
         self.tables: list[dict[tuple[int, ...], int]] = [{} for _ in self.lengths]
         self.earlier: list[dict[int, int]] = [{} for _ in self.lengths]
+        self._longest_first = list(zip(self.lengths, self.tables, self.earlier, strict=True))[::-1]
 
     def extend(self, new: Iterable[int]) -> None:
         """Append tokens and enter the n-grams that now have a continuation."""
-        known = len(self.tokens)
-        self.tokens.extend(new)
-        total = len(self.tokens)
+        tokens, known = self.tokens, len(self.tokens)
+        tokens.extend(new)
         linked = self.options.prompt_lookup_num_matches > 1
-        for n, table, earlier in zip(self.lengths, self.tables, self.earlier, strict=True):
-            first = max(known, n)
-            if first >= total:
-                continue
-            # The gram that ends before position e starts at e - n, for e in first .. total - 1.
-            grams = zip(
-                *(self.tokens[first - n + j : total - n + j] for j in range(n)), strict=True
-            )
-            entries = zip(grams, range(first, total), strict=True)
-            if linked:
-                for gram, position in entries:
-                    if gram in table:
-                        earlier[position] = table[gram]
+        latest = self.options.prompt_lookup_match == LATEST
+        for n, table, earlier in self._longest_first:
+            for position in range(max(known, n), len(tokens)):
+                gram = tuple(tokens[position - n : position])
+                if linked and gram in table:
+                    earlier[position] = table[gram]
+                if latest or gram not in table:
                     table[gram] = position
-            elif self.options.prompt_lookup_match == "latest":
-                table.update(entries)
-            else:
-                for gram, position in entries:
-                    table.setdefault(gram, position)
 
-    def match(self) -> tuple[int, int] | None:
-        """(position after the match, its length) for the longest suffix seen before, or None."""
-        for n, table in zip(reversed(self.lengths), reversed(self.tables), strict=True):
-            position = table.get(tuple(self.tokens[-n:]))
-            if position is not None:
-                return position, n
-        return None
-
-    def is_disputed(self) -> bool:
-        """Whether some ending of the sequence was followed by another token than the match was."""
-        following = {
-            self.tokens[position]
-            for n, table in zip(self.lengths, self.tables, strict=True)
-            if (position := table.get(tuple(self.tokens[-n:]))) is not None
-        }
-        return len(following) > 1
+    def match(self) -> tuple[int, int, bool] | None:
+        """Position after the match, its length, and whether some shorter ending of the sequence was
+        followed by another token, for the longest suffix seen before; or None.
+        """
+        tokens = self.tokens
+        longest: tuple[int, int] | None = None
+        for n, table, _ in self._longest_first:
+            position = table.get(tuple(tokens[-n:]))
+            if position is None:
+                continue
+            if longest is None:
+                longest = position, n
+            elif tokens[position] != tokens[longest[0]]:
+                return *longest, True
+        return None if longest is None else (*longest, False)
 
     def matches(self) -> list[int]:
         """Positions after the earlier occurrences of the suffix, the longest and latest first, as
         many as the options ask for.
         """
         found: dict[int, None] = {}
-        for n, table, earlier in zip(
-            reversed(self.lengths), reversed(self.tables), reversed(self.earlier), strict=True
-        ):
+        for n, table, earlier in self._longest_first:
             position = table.get(tuple(self.tokens[-n:]))
             while position is not None:
                 found[position] = None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import index
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -62,8 +62,7 @@ class TokenView(Sequence[int]):
         return islice(self._tokens, self._length)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedDraft:
+class CheckedDraft(NamedTuple):
     """A draft that the engine can verify, in plain values; its nodes are those to be verified.
 
     The drafter's own rows are no nodes: in the pass they come behind them.

@@ -9,7 +9,6 @@ costs nothing. It is verified like any other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from foredraft.core.trees import ROOT, Topology, topology
 from foredraft.engine.drafting import NO_DRAFT, CheckedDraft
@@ -49,8 +48,7 @@ def _fit(draft: CheckedDraft, request: Request, guide: Guide, room: int) -> Chec
     growing.enter(draft, forces=draft.resume is None)
     if growing.tokens == list(draft.tokens):
         return draft
-    return replace(
-        draft,
+    return draft._replace(
         tokens=tuple(growing.tokens),
         tree=topology(tuple(growing.parents)),
         probs=None,

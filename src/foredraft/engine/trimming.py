@@ -8,7 +8,6 @@ all where the target's own token decides (DESIGN, law 2).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from foredraft.core.trees import ROOT, topology
 from foredraft.engine.config import Rule
@@ -60,8 +59,7 @@ def trimmed(
 def cut_draft(draft: CheckedDraft, nodes: Sequence[int]) -> CheckedDraft:
     """`draft` with `nodes` only, which rise and hold their parents."""
     number = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
-    return replace(
-        draft,
+    return draft._replace(
         tokens=tuple(draft.tokens[node] for node in nodes),
         tree=topology(tuple(number[draft.tree.parents[node]] for node in nodes)),
         probs=None if draft.probs is None else draft.probs[list(nodes)],

@@ -163,4 +163,4 @@ def merge_chains(drafts: Sequence[Draft], max_nodes: int) -> Draft:
 
 
 def _with_own_tokens(request: DraftRequest) -> DraftRequest:
-    return replace(request, tokens=tuple(request.tokens))
+    return request._replace(tokens=tuple(request.tokens))
