@@ -18,11 +18,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from foredraft.bench.clock import seconds_of
-from foredraft.bench.passes import RepeatedPass
-from foredraft.bench.plan.measure import Bench, Spent, Turns, in_turns, label, usual_mean
+from foredraft.bench.plan.measure import Bench, Spent, Turns, in_turns, label
+from foredraft.bench.plan.readings import Readings
 from foredraft.bench.provenance import provenance
-from foredraft.models.load import LoadedModel, load_model
+from foredraft.models.load import load_model
 from foredraft.models.tokenizer import Tokenizer
 
 LOOP = Path(__file__).parent / "data" / "agent-loop.json"
@@ -55,25 +54,6 @@ def prompts(tokenizer: Tokenizer, loop: Mapping[str, Any], window: int) -> list[
     return found
 
 
-class Ceiling:
-    """What passes cost behind a context, timed again and again."""
-
-    def __init__(self, loaded: LoadedModel, context: int) -> None:
-        self._passes = {rows: RepeatedPass(loaded, rows, context) for rows in ROWS}
-        self._seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
-
-    def measure(self) -> None:
-        for rows, one in self._passes.items():
-            self._seconds[rows].append(seconds_of(one.run))
-
-    def costs(self) -> dict[int, float]:
-        """By rows, in passes over one row: means, as the turns' seconds are. Where memory is fast
-        in one minute and slow in the next, a median is of the one or of the other.
-        """
-        plain = usual_mean(self._seconds[1])
-        return {rows: usual_mean(seconds) / plain for rows, seconds in self._seconds.items()}
-
-
 def figures(run: Turns, plain: Turns, costs: Mapping[int, float]) -> dict[str, Any]:
     """A configuration's speed-up, and its parts."""
     spent = run.total()
@@ -102,19 +82,18 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     answers = [loaded.tokenizer.encode(turn["assistant"]) for turn in loop["turns"]]
     context = round(fmean(map(len, ids)) + fmean(map(len, answers)) / 2)
     bench = Bench(loaded, {}, MAX_TOKENS)
-    bench.warm_up(ids)
-    ceiling = Ceiling(loaded, context)
+    readings = Readings(loaded, ROWS, context)
 
-    def between(done: int, total: int) -> None:
-        ceiling.measure()
+    def progress(done: int, total: int) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(f"\rturn {done} of {total}")
 
     plain, *runs = in_turns(
         [(label(loaded, each), partial(bench.runner, each)) for each in (None, *configs)],
-        [[turn] for turn in ids], bench.params, arguments.repeats, between,
+        [[turn] for turn in ids], bench.params, arguments.repeats, progress, readings.read,
     )  # fmt: skip
-    costs = ceiling.costs()
+    taken = readings.taken()
+    costs = {rows: seconds / taken[1] for rows, seconds in taken.items()}
     best = max(costs, key=lambda rows: rows / costs[rows])
     return {
         "kind": "agent-loop",

@@ -155,7 +155,8 @@ def test_drafters_have_a_page_with_a_table_a_task(tmp_path: Path) -> None:
 
 def test_a_plan_and_an_agent_loop_have_their_tables(tmp_path: Path) -> None:
     checked = {
-        "label": "ngram K=4", "predicted": 1.7, "measured": 1.6, "error": 0.0625,
+        "label": "ngram K=4", "predicted": 1.9, "predicted_at_pace": 1.7, "measured": 1.6,
+        "error": 0.0625,
         "tokens": {"predicted": 1.81, "measured": 1.82}, "identical_to_plain": True,
     }  # fmt: skip
     check = {"configs": [checked], "num_close": 1, "close": 0.1, "repeats": 3}
@@ -171,7 +172,7 @@ def test_a_plan_and_an_agent_loop_have_their_tables(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "agent-loop.json").write_text(json.dumps(loop))
     text = figures(tmp_path)
-    assert "| ngram K=4 | 1.70x | 1.60x | +6% | 1.81 | 1.82 | yes |" in text
+    assert "| ngram K=4 | 1.90x | 1.70x | 1.60x | +6% | 1.81 | 1.82 | yes |" in text
     assert "1 of 1 are within 10%" in text
     assert "| suffix | 300.0 | 5.00x | 80% | 7.50 | yes |" in text
     assert "6.25, at K = 8" in text

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foredraft.bench.plan.check import checked
 from foredraft.bench.plan.measure import Spent, TimedStep, Turns, usual_mean
 from foredraft.bench.plan.plan import spread_over_tasks
-from foredraft.bench.plan.predict import Drafting, Line, Machine, predict
-from foredraft.bench.plan.recommend import Candidate, choose_trials, ranges, recommend
+from foredraft.bench.plan.predict import Drafting, Line, Machine, Prediction, predict
+from foredraft.bench.plan.recommend import Candidate, Trial, choose_trials, ranges, recommend
 from foredraft.bench.plan.trace import DraftedStep
 from foredraft.bench.workload import Item
 from foredraft.cli.plan_config_file import read_speculative_config, toml
@@ -97,6 +98,38 @@ def test_a_curve_is_corrected_by_the_passes_that_were_seen() -> None:
     assert Machine.seen(curve, {}, 0.0).curve == curve
 
 
+def test_costs_of_other_minutes_are_those_of_passes_read_then() -> None:
+    curve = CostCurve((1, 5, 9), (1.0, 1.2, 1.4), 0.1, 0.01, 0.001)
+    before, now = {1: 2.0, 5: 3.0, 9: 4.0}, {1: 4.0, 5: 3.0, 9: 8.0}
+    then = Machine(curve, 0.3).when(before, now)
+    assert then.curve.of_rows(1) == pytest.approx(2.0)
+    assert then.curve.of_rows(5) == pytest.approx(2.0)  # 1.2, but no pass costs less than a smaller
+    assert then.curve.of_rows(9) == pytest.approx(2.8)
+    assert then.plain_rest == 0.3
+    assert then.curve.position_seconds == pytest.approx(0.02)
+    same = Machine(curve, 0.3).when(before, before)
+    assert all(same.curve.of_rows(n) == pytest.approx(curve.of_rows(n)) for n in range(1, 20))
+
+
+def test_predictions_are_judged_at_the_costs_of_the_check() -> None:
+    (trial,) = choose_trials([candidate(DEAR)], {"speculative_config": None}, 1, 1)
+
+    def turns(tokens: int, seconds: float) -> Turns:
+        return Turns("", [[Spent([TimedStep(1, 0, tokens, 0, 0.0, seconds, 0.0)])]], [[[1]]])
+
+    steps = trial.on(Machine(FREE, 0.0))
+    assert steps.speedup > trial.predicted.speedup
+    result = checked(
+        turns(10, 10.0), [turns(10, 10.0 / steps.speedup)], [trial], Machine(FREE, 0.0)
+    )
+    (found,) = result["configs"]
+    assert found["predicted"] == trial.predicted.speedup
+    assert found["predicted_at_pace"] == pytest.approx(found["measured"])
+    assert result["num_close"] == 1
+    plain = Trial("plain", {}, Prediction(0, 1, 1.0, 1.0), trial.drafting)
+    assert plain.on(Machine(FREE, 0.0)) == plain.predicted
+
+
 def test_nothing_is_recommended_where_nothing_pays() -> None:
     found = recommend([candidate(DEAR)], Machine(DEAR, 0.0), [1, 4])
     assert found["speculative_config"] is None
@@ -150,8 +183,13 @@ def timed(seconds: float) -> TimedStep:
 def test_a_busy_minute_does_not_count() -> None:
     assert usual_mean([1.0] * 19 + [100.0]) == pytest.approx(1.0 + 0.5 / 20)
     assert usual_mean([]) == 0.0
-    repeats = [[Spent([timed(1.0)])], [Spent([timed(9.0)])], [Spent([timed(2.0)])]]
-    assert Turns("x", repeats).tokens_per_second() == pytest.approx(1.0)
+
+
+def test_answers_of_all_repeats_count_alike() -> None:
+    repeats = [[Spent([timed(1.0)])], [Spent([timed(3.0)])]]
+    found = Turns("x", repeats)
+    assert found.tokens_per_second() == pytest.approx(2 * found.spread()[0] / 4)
+    assert Turns("x").tokens_per_second() == 0.0
 
 
 VALUES = st.recursive(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -83,7 +84,7 @@ def test_rows_of_the_drafters_own_are_no_draft() -> None:
         StepRow(6, 2, 3, True),
     ]
     draft = Draft((1, 2, 3), (-1, -1, 0), verify=(True, False, True))
-    step = step_of(rows, draft)
+    step = step_of(rows, draft, True)
     assert step == DraftedStep(4, (-1, 0), (0, 1), num_own_rows=1)
     assert replay([step, chain(7, 0, 0)], 2)[0].rows == 4
 
@@ -91,7 +92,7 @@ def test_rows_of_the_drafters_own_are_no_draft() -> None:
 def test_a_draft_that_was_cut_is_matched_with_what_is_left() -> None:
     draft = Draft((5, 6, 7, 8), (-1, 0, -1, 2))
     rows = [StepRow(4, -1, 9, True), StepRow(5, 0, 7, True), StepRow(6, 1, 8, False)]
-    assert step_of(rows, draft) == DraftedStep(4, (-1, 0), (0,))
+    assert step_of(rows, draft, True) == DraftedStep(4, (-1, 0), (0,))
 
 
 def test_shares_and_rates_are_those_of_the_steps() -> None:
@@ -102,7 +103,17 @@ def test_shares_and_rates_are_those_of_the_steps() -> None:
     assert counts.conditional_acceptance_by_position == [pytest.approx(2 / 3), 1.0, 1.0]
 
 
-@pytest.mark.parametrize("method", ["ngram", "recycling"])
+def test_a_draft_that_its_drafter_ended_ends_there() -> None:
+    ended = replace(chain(0, 2, 2), full=False)
+    text = [ended, replace(chain(3, 3, 3), full=False), chain(7, 0, 0)]
+    assert [s.accepted for s in replay(text, 5)] == [2, 3, 0]
+    # Begun inside a path, a draft is a new one, and may reach further.
+    assert [s.accepted for s in replay(text, 1)] == [1, 1, 1, 0, 0]
+    full = [chain(0, 2, 2), *text[1:]]
+    assert [s.accepted for s in replay(full, 5)] == [5, 0, 0]
+
+
+@pytest.mark.parametrize("method", ["ngram", "recycling", "suffix"])
 def test_a_record_of_an_engine_replays_to_itself(method: str) -> None:
     loaded = tiny_model(seed=3)
     recorder = Recorder(build_drafter(method, {}, loaded).drafter)

@@ -291,21 +291,24 @@ class _Clock:
 def _engines(
     loaded: LoadedModel, prompts: Mapping[str, Sequence[int]], settings: DecodeSettings
 ) -> list[LLM]:
-    """One of each configuration, plain decoding first, each warmed up by an answer to tokens drawn
-    at random, as many as it will ever hold: memory is slow where it is touched for the first time.
-    """
-    warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
-    most = max(map(len, prompts.values())) + settings.max_tokens
-    limit = settings.engine.get("max_model_len") or loaded.config.max_position_embeddings
-    length = max(1, min(most, limit) - WARM_UP_TOKENS)
-    prompt = Random(0).choices(range(loaded.config.vocab_size), k=length)
+    """One of each configuration, plain decoding first, its memory touched."""
     engines = [
         LLM(loaded, speculative_config=config, max_num_seqs=1, **settings.engine)
         for config in (None, *settings.configs)
     ]
     for engine in engines:
-        engine.generate([prompt], warm_up)
+        touch_memory(engine, max(map(len, prompts.values())) + settings.max_tokens)
     return engines
+
+
+def touch_memory(engine: LLM, longest: int, requests: int = 1) -> None:
+    """Let an engine answer so many requests, of tokens drawn at random and as long as it will ever
+    hold: memory is slow where it is touched for the first time, by a tenth of a step.
+    """
+    length = max(1, min(longest, engine.config.max_model_len) - WARM_UP_TOKENS)
+    prompt = Random(0).choices(range(engine.loaded.config.vocab_size), k=length)
+    params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0, ignore_eos=True)
+    engine.generate([prompt] * requests, params)
 
 
 def _start(name: str, loaded: LoadedModel, settings: DecodeSettings) -> Peer:

@@ -100,11 +100,11 @@ def _measured_by_load(axes: Any, result: Mapping[str, Any]) -> None:
 
 def _checked(axes: Any, result: Mapping[str, Any]) -> None:
     configs = result["check"]["configs"]
-    predicted = [each["predicted"] for each in configs]
+    predicted = [each["predicted_at_pace"] for each in configs]
     measured = [each["measured"] for each in configs]
     ends = [min(predicted + measured) * 0.95, max(predicted + measured) * 1.05]
     axes.plot(ends, ends, color="grey", linewidth=0.8)
     axes.plot(predicted, measured, "o")
-    axes.set_xlabel("predicted speed-up")
+    axes.set_xlabel("predicted speed-up, at the costs of the check")
     axes.set_ylabel("measured")
     axes.set_title("checked by running")

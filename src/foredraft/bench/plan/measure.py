@@ -6,14 +6,15 @@ decode and no prompt is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from random import Random
+from statistics import fmean
 from typing import Any
 
-from foredraft.bench.decode import Progress, label_of
+from foredraft.bench.clock import what_is_there_stays
+from foredraft.bench.decode import Progress, label_of, touch_memory
 from foredraft.bench.plan.trace import Recorder
-from foredraft.bench.serve.sweep import turns
 from foredraft.core.sampling import SamplingParams
 from foredraft.drafters.catalog import build_drafter
 from foredraft.engine.config import RULE_KEYS, SpeculativeConfig
@@ -24,7 +25,6 @@ from foredraft.engine.request import Request
 from foredraft.models.load import LoadedModel
 from foredraft.planning.policy import StepRecord
 
-WARM_UP_TOKENS = 8
 USUAL_SHARE, LARGEST_USUAL = 0.9, 1.5
 Prompts = Sequence[Sequence[int]]
 
@@ -131,14 +131,33 @@ class Runner:
 
     def __init__(self, llm: LLM, slots: int, recorder: Recorder | None = None) -> None:
         self.llm, self.recorder = llm, recorder
+        self.token_ids: list[Sequence[int]] = []  # of the last answers
+        self._slots = slots
         self._times = StepTimes(llm.engine, slots)
         llm.engine.observers.append(self._times)
 
-    def run(self, prompts: Prompts, params: SamplingParams) -> tuple[Spent, list[Sequence[int]]]:
-        """Answer these prompts at once; what it took, and the answers' token ids."""
-        self._times.steps = []
-        outputs = self.llm.generate([list(ids) for ids in prompts], params)
-        return Spent(self._times.steps), [output.token_ids for output in outputs]
+    def touch_memory(self, longest: int) -> None:
+        """Before anything is timed, with requests so long; none of it is recorded."""
+        touch_memory(self.llm, longest, self._slots)
+        if self.recorder is not None:
+            self.recorder.texts.clear()
+
+    def answer(self, prompts: Prompts, params: SamplingParams) -> Iterator[bool]:
+        """Answer these prompts at once: several in one go, a single one step by step."""
+        self._times.steps, self.token_ids = [], []
+        if len(prompts) > 1:
+            outputs = self.llm.generate([list(ids) for ids in prompts], params)
+            self.token_ids = [output.token_ids for output in outputs]
+            return
+        for delta in self.llm.stream(list(prompts[0]), params):
+            if delta.finished is not None:
+                self.token_ids = [delta.finished.token_ids]
+            yield True
+
+    @property
+    def spent(self) -> Spent:
+        """What the last answers took."""
+        return Spent(self._times.steps)
 
 
 @dataclass(slots=True)
@@ -153,11 +172,9 @@ class Turns:
         return Spent([s for repeat in self.spent for group in repeat for s in group.steps])
 
     def tokens_per_second(self) -> float:
-        """Of all groups together, each at the median of its repeats."""
-        groups = list(zip(*self.spent, strict=True))
-        seconds = sum(median(each.seconds for each in group) for group in groups)
-        tokens = sum(median(each.tokens for each in group) for group in groups)
-        return tokens / seconds if seconds else 0.0
+        """Of all groups and repeats together."""
+        total = self.total()
+        return total.tokens / total.seconds if total.seconds else 0.0
 
     def spread(self) -> list[float]:
         """Tokens a second of each repeat."""
@@ -199,11 +216,6 @@ class Bench:
         )  # fmt: skip
         return Runner(llm, 1, recorder)
 
-    def warm_up(self, prompts: Prompts) -> None:
-        """Plain decoding: a drafter would learn from it."""
-        params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0)
-        self.runner(None).run(prompts[:1], params)
-
 
 def label(loaded: LoadedModel, config: Mapping[str, Any] | None) -> str:
     """A short name, with "auto" for what it stands for."""
@@ -216,22 +228,35 @@ def in_turns(
     params: SamplingParams,
     repeats: int,
     progress: Callable[[int, int], None],
+    between: Callable[[], None],
 ) -> list[Turns]:
-    """Every runner on each group in turn, in an order that changes. Each repeat has new runners:
-    a drafter that remembers must not meet an answer again.
+    """Every runner on each group, in an order drawn anew each time: a group of one prompt a step
+    each in turn, so that what the machine does in these tenths of a second falls on all alike;
+    larger ones one after another. `between` is called before each round of steps, or each run. Each
+    repeat has new runners: a drafter that remembers must not meet an answer again.
     """
     found = [Turns(name) for name, _ in make]
-    number, total = 0, repeats * len(groups)
+    number, total, draw = 0, repeats * len(groups), Random(0)
+    longest = max(len(prompt) for group in groups for prompt in group) + (params.max_tokens or 0)
     for _ in range(repeats):
         runners = [build() for _, build in make]
+        for runner in runners:
+            runner.touch_memory(longest)
         for each in found:
             each.spent.append([])
             each.token_ids.append([])
         for group in groups:
-            for index in turns(len(runners), number):
-                spent, token_ids = runners[index].run(group, params)
-                found[index].spent[-1].append(spent)
-                found[index].token_ids[-1] += token_ids
+            with what_is_there_stays():
+                left = [runner.answer(group, params) for runner in runners]
+                while left:
+                    draw.shuffle(left)
+                    between()
+                    going = left if len(group) == 1 else left[:1]
+                    ended = [answer for answer in going if not next(answer, False)]
+                    left = [answer for answer in left if answer not in ended]
+            for runner, turns in zip(runners, found, strict=True):
+                turns.spent[-1].append(runner.spent)
+                turns.token_ids[-1] += runner.token_ids
             number += 1
             progress(number, total)
     return found

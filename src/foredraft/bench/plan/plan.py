@@ -15,6 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from foredraft.bench.decode import Progress, prompt_ids
+from foredraft.bench.pace import CONTEXT
+from foredraft.bench.plan.check import checked
 from foredraft.bench.plan.describe import described, verify_cost
 from foredraft.bench.plan.measure import (
     Bench,
@@ -27,6 +29,7 @@ from foredraft.bench.plan.measure import (
     reporting,
 )
 from foredraft.bench.plan.predict import Drafting, Line, Machine, Passes, predict
+from foredraft.bench.plan.readings import Readings
 from foredraft.bench.plan.recommend import Candidate, Trial, choose_trials, recommend
 from foredraft.bench.plan.replay import replay
 from foredraft.bench.plan.trace import Text
@@ -43,9 +46,8 @@ from foredraft.models.load import LoadedModel
 
 LOADS = (1, 2, 4, 8, 16, 32)
 MAX_DRAFT = 8
-NARROW = 1  # draft nodes of the second, shorter run, which tells what each further node takes
-NARROW_SHARE = 3  # one prompt in so many
-CLOSE = 0.1  # a prediction that is so near to what is measured is right
+NARROW = 1  # draft nodes of the second run, which tells what each further node takes
+ROWS_READ = (1, 3, 5, 9)  # passes that show what costs are at the moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,19 @@ def plan_workload(
     ids = prompt_ids(loaded, items, settings.engine.get("max_model_len"))
     prompts = [ids[item.id] for item in spread_over_tasks(items, settings.prompts)]
     bench = Bench(loaded, settings.engine, settings.max_tokens)
-    bench.warm_up(prompts)
     shape = cache_shape(
         loaded.config, choose_cache_dtype(settings.engine.get("kv_dtype", "auto"), loaded)
     )
     curve = cost_curve(loaded, shape, recalibrate=settings.recalibrate)
-    plain = _measure(bench, measured, prompts, progress)
+    readings = Readings(loaded, ROWS_READ, CONTEXT)
+    plain = _measure(bench, measured, prompts, progress, readings)
+    before = readings.taken()
     spent, positions = plain.total(), _mean_position(measured[0].texts)
     machine = Machine.seen(curve, _passes(spent, measured), spent.mean("rest"))
     candidates = [_candidate(each, machine, settings.loads) for each in measured]
     advice = recommend(candidates, machine, settings.loads)
+    trials = choose_trials(candidates, advice, settings.loads[0], settings.checks)
+    runs = _run(bench, items, ids, trials, settings, progress, readings)
     return {
         "kind": "plan",
         **provenance(),
@@ -117,24 +122,23 @@ def plan_workload(
             for each, candidate in zip(measured, candidates, strict=True)
         ],
         "recommendation": advice,
-        "check": _check(bench, items, ids, candidates, advice, settings, progress),
+        "check": checked(*runs, trials, machine.when(before, readings.taken())) if runs else None,
     }
 
 
-def _check(
+def _run(
     bench: Bench,
     items: Sequence[Item],
     ids: Mapping[str, Sequence[int]],
-    candidates: Sequence[Candidate],
-    advice: Mapping[str, Any],
+    trials: Sequence[Trial],
     settings: PlanSettings,
     progress: Progress,
-) -> dict[str, Any] | None:
-    """Run configurations beside plain decoding at the first load; None where none is to be run."""
-    load = settings.loads[0]
-    trials = choose_trials(candidates, advice, load, settings.checks)
+    readings: Readings,
+) -> tuple[Turns, list[Turns]] | None:
+    """Plain decoding and the trials, run at the first load; None where there is no trial."""
     if not trials:
         return None
+    load = settings.loads[0]
     # Two waves, of which the steps count that all slots share.
     count = settings.prompts if load == 1 else max(settings.prompts, 2 * load)
     chosen = spread_over_tasks(items, count)
@@ -143,35 +147,9 @@ def _check(
     configs = [None, *(trial.config for trial in trials)]
     plain, *runs = in_turns(
         [(label(bench.loaded, each), partial(bench.runner, each, load)) for each in configs],
-        groups, bench.params, settings.repeats, reporting(progress, "check"),
+        groups, bench.params, settings.repeats, reporting(progress, "check"), readings.read,
     )  # fmt: skip
-    checked = [_compared(run, plain, trial, load) for run, trial in zip(runs, trials, strict=True)]
-    return {
-        "requests": load,
-        "repeats": settings.repeats,
-        "plain_tokens_per_second": plain.tokens_per_second(),
-        "plain_tokens_per_second_by_repeat": plain.spread(),
-        "configs": checked,
-        "close": CLOSE,
-        "num_close": sum(abs(each["error"]) <= CLOSE for each in checked),
-        "largest_error": max(abs(each["error"]) for each in checked),
-    }
-
-
-def _compared(run: Turns, plain: Turns, trial: Trial, requests: int) -> dict[str, Any]:
-    measured, spent = run.tokens_per_second() / plain.tokens_per_second(), run.total()
-    ratios = [a / b for a, b in zip(run.spread(), plain.spread(), strict=True)]
-    return {
-        "label": trial.label,
-        "speculative_config": dict(trial.config),
-        "predicted": trial.predicted.speedup,
-        "measured": measured,
-        "tokens": {"predicted": trial.predicted.tokens, "measured": spent.tokens_each(requests)},
-        "measured_by_repeat": ratios,
-        "error": trial.predicted.speedup / measured - 1.0,
-        "tokens_per_second": run.tokens_per_second(),
-        "identical_to_plain": run.token_ids[0] == plain.token_ids[0],
-    }
+    return plain, runs
 
 
 def spread_over_tasks(items: Sequence[Item], count: int) -> list[Item]:
@@ -215,31 +193,32 @@ def _drafter(loaded: LoadedModel, config: Mapping[str, Any], settings: PlanSetti
 
 
 def _measure(
-    bench: Bench, measured: Sequence[_Measured], prompts: Prompts, progress: Progress
+    bench: Bench,
+    measured: Sequence[_Measured],
+    prompts: Prompts,
+    progress: Progress,
+    readings: Readings,
 ) -> Turns:
-    """Run plain decoding and every drafter wide, prompt by prompt in turns, then narrow on some of
-    the prompts; the plain run.
-    """
-    groups = [[prompt] for prompt in prompts]
-    wide = [partial(bench.recording, each.config, each.width) for each in measured]
-    runners = [bench.runner(None), *(make() for make in wide)]
-    names = ["plain", *(label(bench.loaded, each.config) for each in measured)]
-    found = in_turns(
-        [(name, partial(_same, runner)) for name, runner in zip(names, runners, strict=True)],
-        groups, bench.params, 1, reporting(progress, "measure"),
-    )  # fmt: skip
-    narrow = in_turns(
+    """Run plain decoding, and every drafter wide and narrow, in turns; the plain run."""
+    wide = [bench.recording(each.config, each.width) for each in measured]
+    narrow = [bench.recording(each.config, NARROW) for each in measured]
+    names = [label(bench.loaded, each.config) for each in measured]
+    plain, *found = in_turns(
         [
-            (name, partial(bench.recording, each.config, NARROW))
-            for name, each in zip(names[1:], measured, strict=True)
+            (name, partial(_same, runner))
+            for name, runner in zip(
+                ["plain", *names, *names], [bench.runner(None), *wide, *narrow], strict=True
+            )
         ],
-        groups[::NARROW_SHARE], bench.params, 1, reporting(progress, "measure narrow drafts"),
+        [[prompt] for prompt in prompts], bench.params, 1, reporting(progress, "measure"),
+        readings.read,
     )  # fmt: skip
-    for each, runner, long, short in zip(measured, runners[1:], found[1:], narrow, strict=True):
+    count = len(measured)
+    for each, runner, long, short in zip(measured, wide, found[:count], found[count:], strict=True):
         if runner.recorder is not None:
             each.texts = list(runner.recorder.texts)
         each.wide, each.narrow = long.total(), short.total()
-    return found[0]
+    return plain
 
 
 def _same(runner: Runner) -> Runner:

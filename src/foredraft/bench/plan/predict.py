@@ -72,20 +72,27 @@ class Machine:
             for rows, (count, positions, seconds) in sorted(passes.items())
             if count >= ENOUGH
         }
-        if not surprise:
-            return cls(curve, plain_rest)
-        points = sorted({*curve.rows, *surprise})
-        seconds = [curve.of_rows(rows) * _between(surprise, rows) for rows in points]
-        scale = next(iter(surprise.values()))
-        scaled = replace(
-            curve,
-            rows=tuple(points),
-            seconds=tuple(accumulate(seconds, max)),
-            request_seconds=scale * curve.request_seconds,
-            position_seconds=scale * curve.position_seconds,
-            row_position_seconds=scale * curve.row_position_seconds,
-        )
-        return cls(scaled, plain_rest)
+        return cls(_dearer(curve, surprise) if surprise else curve, plain_rest)
+
+    def when(self, before: Mapping[int, float], now: Mapping[int, float]) -> Machine:
+        """In other minutes: passes of the same rows took `before` seconds, and take `now`."""
+        factors = {rows: now[rows] / before[rows] for rows in sorted(before) if rows in now}
+        return Machine(_dearer(self.curve, factors) if factors else self.curve, self.plain_rest)
+
+
+def _dearer(curve: CostCurve, factors: Mapping[int, float]) -> CostCurve:
+    """With every pass as many times dearer as those near by in rows, which rise."""
+    points = sorted({*curve.rows, *factors})
+    seconds = [curve.of_rows(rows) * _between(factors, rows) for rows in points]
+    scale = next(iter(factors.values()))
+    return replace(
+        curve,
+        rows=tuple(points),
+        seconds=tuple(accumulate(seconds, max)),
+        request_seconds=scale * curve.request_seconds,
+        position_seconds=scale * curve.position_seconds,
+        row_position_seconds=scale * curve.row_position_seconds,
+    )
 
 
 def _alone(curve: CostCurve, rows: int, positions: float) -> float:

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from foredraft.bench.decode import label_of
-from foredraft.bench.plan.predict import Drafting, Machine, Prediction
+from foredraft.bench.plan.predict import Drafting, Machine, Prediction, predict
 from foredraft.bench.plan.replay import counts_of
 
 MARGIN = 1.02
@@ -57,6 +57,14 @@ class Trial:
     label: str
     config: Mapping[str, Any]
     predicted: Prediction
+    drafting: Drafting
+
+    def on(self, machine: Machine) -> Prediction:
+        """The prediction anew, with the costs of other minutes."""
+        plain, load = not self.predicted.num_nodes, self.predicted.requests
+        if plain:
+            return self.predicted
+        return predict(self.drafting, machine, self.predicted.num_nodes, load)
 
 
 def recommend(
@@ -184,9 +192,15 @@ def choose_trials(
             # At this load it may be plain decoding, and drafts at others.
             predicted = best if each.gain(load) > 1.0 else Prediction(0, load, 1.0, 1.0)
             config = advice["speculative_config"]
-            chosen.append(Trial(f"{_named(each, predicted)}, recommended", config, predicted))
+            name = f"{_named(each, predicted)}, recommended"
+            chosen.append(Trial(name, config, predicted, each.drafting))
         others += [
-            Trial(_named(each, prediction), each.with_width(prediction.num_nodes), prediction)
+            Trial(
+                _named(each, prediction),
+                each.with_width(prediction.num_nodes),
+                prediction,
+                each.drafting,
+            )
             for prediction in each.predictions[load]
             if not (chosen and prediction == chosen[-1].predicted)
         ]

@@ -55,10 +55,13 @@ def _accepted(text: Text, index: int, inside: int, width: int) -> int:
     step = text[index]
     path, size, ended = _rest(step, inside)
     accepted = sum(rank < width for rank in path)
-    # A path that was accepted to its end may go on: it does where the next step found one too.
-    while ended and accepted == len(path) and index + 1 < len(text) and size < width:
+    # A path that was accepted to its end may go on: it does where the next step found one too. But
+    # a whole draft that the drafter ended by itself ends there.
+    open_ended = step.full or inside > 0
+    while open_ended and ended and accepted == len(path) and index + 1 < len(text) and size < width:
         index += 1
         following, more, ended = _rest(text[index], 0)
+        open_ended = text[index].full
         if not following:
             break
         path += [size, *(size + 1 + rank for rank in following)]

@@ -19,6 +19,7 @@ class DraftedStep:
     parents: tuple[int, ...] = ()  # of the draft nodes that were verified; -1 = the pending token
     accepted: tuple[int, ...] = ()  # of these, the accepted path
     num_own_rows: int = 0  # rows of the pass that the drafter wanted for itself
+    full: bool = True  # it has as many nodes as were asked for: else the drafter ended it
 
     @property
     def emitted(self) -> int:
@@ -36,26 +37,27 @@ class Recorder:
         self._inner = inner
         # What became of every draft is recorded, whether or not the drafter itself wants to know.
         self.capabilities = replace(inner.capabilities, observes=True)
-        self._drafts: dict[str, Draft] = {}
+        self._drafts: dict[str, tuple[Draft, bool]] = {}  # and whether it is full
         self._running: dict[str, list[DraftedStep] | None] = {}  # None: the prompt isn't finished
         self.texts: list[list[DraftedStep]] = []  # in the order in which their prompts were read
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         drafts = self._inner.propose(requests)
-        self._drafts.update(zip((request.id for request in requests), drafts, strict=False))
+        for request, draft in zip(requests, drafts, strict=False):
+            self._drafts[request.id] = draft, len(draft.tokens) >= request.max_nodes
         return drafts
 
     def observe(self, results: Sequence[StepResult]) -> None:
         self._inner.observe(results)
         for result in results:
-            self._note(result, self._drafts.pop(result.id, Draft()))
+            self._note(result, *self._drafts.pop(result.id, (Draft(), False)))
 
     def release(self, request_id: str) -> None:
         self._inner.release(request_id)
         self._drafts.pop(request_id, None)
         self._running.pop(request_id, None)
 
-    def _note(self, result: StepResult, draft: Draft) -> None:
+    def _note(self, result: StepResult, draft: Draft, full: bool) -> None:
         if result.next_token is None:
             return
         steps = self._running.get(result.id)
@@ -63,10 +65,10 @@ class Recorder:
             steps = self._running[result.id] = []
             self.texts.append(steps)
         else:
-            steps.append(step_of(result.rows, draft))
+            steps.append(step_of(result.rows, draft, full))
 
 
-def step_of(rows: Sequence[StepRow], draft: Draft) -> DraftedStep:
+def step_of(rows: Sequence[StepRow], draft: Draft, full: bool) -> DraftedStep:
     """The step of these rows; `draft` is what was proposed, of which an engine may cut nodes."""
     position = max(row.position for row in rows if row.node < 0)
     nodes = [row for row in rows if row.node >= 0]
@@ -75,7 +77,7 @@ def step_of(rows: Sequence[StepRow], draft: Draft) -> DraftedStep:
     number = {known[i]: new for new, i in enumerate(drafted)}
     parents = tuple(number.get(draft.parents[known[i]], -1) for i in drafted)
     accepted = tuple(new for new, i in enumerate(drafted) if nodes[i].committed)
-    return DraftedStep(position, parents, accepted, len(nodes) - len(drafted))
+    return DraftedStep(position, parents, accepted, len(nodes) - len(drafted), full)
 
 
 def _places(nodes: Sequence[StepRow], draft: Draft, position: int) -> list[int]:
