@@ -105,10 +105,19 @@ def test_costs_of_other_minutes_are_those_of_passes_read_then() -> None:
     assert then.curve.of_rows(1) == pytest.approx(2.0)
     assert then.curve.of_rows(5) == pytest.approx(2.0)  # 1.2, but no pass costs less than a smaller
     assert then.curve.of_rows(9) == pytest.approx(2.8)
-    assert then.plain_rest == 0.3
+    assert (then.plain_rest, then.slowness) == (0.3, 2.0)
+    assert Machine(curve, 0.3).when(before, {}) == Machine(curve, 0.3)
     assert then.curve.position_seconds == pytest.approx(0.02)
     same = Machine(curve, 0.3).when(before, before)
     assert all(same.curve.of_rows(n) == pytest.approx(curve.of_rows(n)) for n in range(1, 20))
+
+
+def test_a_drafter_that_runs_a_model_is_as_slow_as_passes_are() -> None:
+    fast = Machine(CostCurve((1, 64), (1.0, 1.0)), 0.0)
+    slow = fast.when({1: 1.0}, {1: 2.0})
+    paid, free = Drafting(HALF, Line(1.0), NOTHING, True), Drafting(HALF, Line(1.0), NOTHING)
+    assert predict(paid, slow, 4).speedup == pytest.approx(predict(paid, fast, 4).speedup)
+    assert predict(free, slow, 4).speedup > predict(free, fast, 4).speedup
 
 
 def test_predictions_are_judged_at_the_costs_of_the_check() -> None:

@@ -51,6 +51,7 @@ class Machine:
 
     curve: CostCurve
     plain_rest: float  # seconds of a plain step that are not its pass
+    slowness: float = 1.0  # of a pass over one row, beside when drafters were measured
 
     def plain_seconds(self, positions: float, requests: int = 1) -> float:
         """Of a step without drafts."""
@@ -77,7 +78,9 @@ class Machine:
     def when(self, before: Mapping[int, float], now: Mapping[int, float]) -> Machine:
         """In other minutes: passes of the same rows took `before` seconds, and take `now`."""
         factors = {rows: now[rows] / before[rows] for rows in sorted(before) if rows in now}
-        return Machine(_dearer(self.curve, factors) if factors else self.curve, self.plain_rest)
+        if not factors:
+            return self
+        return Machine(_dearer(self.curve, factors), self.plain_rest, next(iter(factors.values())))
 
 
 def _dearer(curve: CostCurve, factors: Mapping[int, float]) -> CostCurve:
@@ -181,8 +184,9 @@ def _plain_seconds(drafting: Drafting, machine: Machine) -> float:
 
 def _drafter_seconds(drafting: Drafting, machine: Machine, nodes: float, requests: int) -> float:
     """Of one step."""
-    curve = machine.curve
-    factor = curve.of_rows(requests) / curve.of_rows(1) if drafting.shared else requests
+    curve, factor = machine.curve, float(requests)
+    if drafting.shared:
+        factor = machine.slowness * curve.of_rows(requests) / curve.of_rows(1)
     return drafting.drafter.at(nodes) * factor
 
 
