@@ -77,6 +77,11 @@ class _Measured:
     wide: Spent = field(default_factory=Spent)
     narrow: Spent = field(default_factory=Spent)
 
+    @property
+    def runs_a_model(self) -> bool:
+        """Whether a draft costs passes, always or now and then."""
+        return self.capabilities.costs_passes or self.capabilities.cache is not None
+
 
 def plan_workload(
     loaded: LoadedModel, items: Sequence[Item], settings: PlanSettings, progress: Progress
@@ -237,8 +242,8 @@ def _candidate(each: _Measured, machine: Machine, loads: Sequence[int]) -> Candi
         each.texts,
         _line(narrow, wide, "drafter"),
         _line(narrow, wide, "rest"),
-        each.capabilities.costs_passes,
-        _pass_factor(each, machine) if each.capabilities.costs_passes else 1.0,
+        each.runs_a_model,
+        _pass_factor(each, machine) if each.runs_a_model else 1.0,
     )
     widths = [each.width] if drafting.own_rows else range(1, each.width + 1)
     predictions = {
@@ -260,7 +265,9 @@ def _pass_factor(each: _Measured, machine: Machine) -> float:
 
 
 def _passes(plain: Spent, measured: Sequence[_Measured]) -> Passes:
-    """Of all runs together, but for drafters that may do a part of them."""
-    cheap = [each for each in measured if not each.capabilities.costs_passes]
+    """Of all runs together, but for drafters that may do a part of them, or drive the target's
+    weights out of the caches.
+    """
+    cheap = [each for each in measured if not each.runs_a_model]
     spent = [plain, *(each.wide for each in cheap), *(each.narrow for each in cheap)]
     return Spent([step for each in spent for step in each.steps]).passes()
