@@ -212,6 +212,9 @@ def test_the_draft_vocabulary_is_what_is_said_most(
     left = [int(counts[i]) for i in range(len(counts)) if i not in ids]
     assert least >= max(left)
     assert choose_ids(training, None, loaded.config.vocab_size, ()) is None
-    assert choose_ids(training, 999, loaded.config.vocab_size, ()) is None
+    size = loaded.config.vocab_size
+    assert choose_ids(training, size, size, ()) is None
+    with pytest.raises(ConfigError, match=f"of 999 tokens was asked for; the target has {size}"):
+        choose_ids(training, 999, size, ())
     with pytest.raises(ConfigError, match="at least 2"):
         choose_ids(training, 1, loaded.config.vocab_size, ())

@@ -141,7 +141,7 @@ def decode_table(result: Mapping[str, Any]) -> Group:
     rows = [
         (
             run["label"],
-            f"{run['tokens_per_second']:.1f}",
+            f"{run['tokens_per_second']:.1f}" if run["tokens_per_second"] else "-",
             _number(run["speedup"], "x"),
             _number(run["mean_acceptance_length"]),
             _number(run["mean_step_cost"]),

@@ -69,7 +69,11 @@ def choose_ids(
     answers: Answers, size: int | None, vocab_size: int, always: Iterable[int]
 ) -> Tensor | None:
     """The ids that a student drafts, `[size]`, ascending: those said most. None: all of them."""
-    if size is None or size >= vocab_size:
+    if size is not None and size > vocab_size:
+        raise ConfigError(
+            f"a draft vocabulary of {size} tokens was asked for; the target has {vocab_size}"
+        )
+    if size is None or size == vocab_size:
         return None
     if size < 2:
         raise ConfigError(f"a draft vocabulary of {size} tokens was asked for; at least 2 make one")
