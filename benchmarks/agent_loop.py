@@ -2,7 +2,7 @@
 with the suffix drafter, which remembers the responses of the turns before.
 
 Replayed: the history of every turn is given (the last turns of it), and the model answers each
-turn by itself. Decoding is measured apart from the prompt. Between the turns, passes over 1 to 33
+turn by itself. Decoding is measured apart from the prompt. Between the steps, passes over 1 to 33
 rows are timed behind as long a context: no draft of K tokens can gain more than K + 1 over the cost
 of K + 1 rows, so the best of these is the ceiling.
 """

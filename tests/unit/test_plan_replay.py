@@ -113,7 +113,7 @@ def test_a_draft_that_its_drafter_ended_ends_there() -> None:
     assert [s.accepted for s in replay(full, 5)] == [5, 0, 0]
 
 
-@pytest.mark.parametrize("method", ["ngram", "recycling", "suffix"])
+@pytest.mark.parametrize("method", ["ngram", "recycling", "suffix", "lookahead"])
 def test_a_record_of_an_engine_replays_to_itself(method: str) -> None:
     loaded = tiny_model(seed=3)
     recorder = Recorder(build_drafter(method, {}, loaded).drafter)

@@ -38,7 +38,6 @@ def row(token, top=(), committed=True):
 
 
 def draft(drafter, last, nodes=4, salt=""):
-
     request = draft_request([last], vocab_size=V, max_nodes=nodes)._replace(cache_salt=salt)
     (made,) = drafter.propose([request])
     topology(tuple(made.parents))

@@ -301,14 +301,14 @@ def _engines(
     return engines
 
 
-def touch_memory(engine: LLM, longest: int, requests: int = 1) -> None:
-    """Let an engine answer so many requests, of tokens drawn at random and as long as it will ever
-    hold: memory is slow where it is touched for the first time, by a tenth of a step.
+def touch_memory(engine: LLM, longest: int) -> None:
+    """Let an engine answer a request of tokens drawn at random, as long as any that it will be
+    given: memory is slow where it is touched for the first time, by a tenth of a step.
     """
     length = max(1, min(longest, engine.config.max_model_len) - WARM_UP_TOKENS)
     prompt = Random(0).choices(range(engine.loaded.config.vocab_size), k=length)
     params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0, ignore_eos=True)
-    engine.generate([prompt] * requests, params)
+    engine.generate([prompt], params)
 
 
 def _start(name: str, loaded: LoadedModel, settings: DecodeSettings) -> Peer:

@@ -25,6 +25,7 @@ from foredraft.engine.request import Request
 from foredraft.models.load import LoadedModel
 from foredraft.planning.policy import StepRecord
 
+BEFORE_A_RUN = 12  # calls of what is read between runs of several requests at once
 USUAL_SHARE, LARGEST_USUAL = 0.9, 1.5
 Prompts = Sequence[Sequence[int]]
 
@@ -132,13 +133,12 @@ class Runner:
     def __init__(self, llm: LLM, slots: int, recorder: Recorder | None = None) -> None:
         self.llm, self.recorder = llm, recorder
         self.token_ids: list[Sequence[int]] = []  # of the last answers
-        self._slots = slots
         self._times = StepTimes(llm.engine, slots)
         llm.engine.observers.append(self._times)
 
     def touch_memory(self, longest: int) -> None:
-        """Before anything is timed, with requests so long; none of it is recorded."""
-        touch_memory(self.llm, longest, self._slots)
+        """Before anything is timed, with a request so long; none of it is recorded."""
+        touch_memory(self.llm, longest)
         if self.recorder is not None:
             self.recorder.texts.clear()
 
@@ -172,9 +172,10 @@ class Turns:
         return Spent([s for repeat in self.spent for group in repeat for s in group.steps])
 
     def tokens_per_second(self) -> float:
-        """Of all groups and repeats together."""
+        """Of all groups and repeats together, a machine that was busy elsewhere left out."""
         total = self.total()
-        return total.tokens / total.seconds if total.seconds else 0.0
+        seconds = len(total.steps) * total.mean("seconds")
+        return total.tokens / seconds if seconds else 0.0
 
     def spread(self) -> list[float]:
         """Tokens a second of each repeat."""
@@ -232,8 +233,8 @@ def in_turns(
 ) -> list[Turns]:
     """Every runner on each group, in an order drawn anew each time: a group of one prompt a step
     each in turn, so that what the machine does in these tenths of a second falls on all alike;
-    larger ones one after another. `between` is called before each round of steps, or each run. Each
-    repeat has new runners: a drafter that remembers must not meet an answer again.
+    larger ones one after another. `between` is called before each round of steps, or some times
+    before each run. Each repeat has new runners: a drafter that remembers must not meet an answer again.
     """
     found = [Turns(name) for name, _ in make]
     number, total, draw = 0, repeats * len(groups), Random(0)
@@ -250,7 +251,8 @@ def in_turns(
                 left = [runner.answer(group, params) for runner in runners]
                 while left:
                     draw.shuffle(left)
-                    between()
+                    for _ in range(1 if len(group) == 1 else BEFORE_A_RUN):
+                        between()
                     going = left if len(group) == 1 else left[:1]
                     ended = [answer for answer in going if not next(answer, False)]
                     left = [answer for answer in left if answer not in ended]

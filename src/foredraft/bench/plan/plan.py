@@ -80,7 +80,8 @@ class _Measured:
     @property
     def runs_a_model(self) -> bool:
         """Whether a draft costs passes, always or now and then."""
-        return self.capabilities.costs_passes or self.capabilities.cache is not None
+        own = self.capabilities
+        return own.costs_passes or own.weight_bytes > 0 or own.target_layers > 0
 
 
 def plan_workload(
@@ -102,12 +103,23 @@ def plan_workload(
     readings = Readings(loaded, ROWS_READ, CONTEXT)
     plain = _measure(bench, measured, prompts, progress, readings)
     before = readings.taken()
+    if not plain.total().steps:
+        raise ConfigError(
+            f"there is nothing to measure: all of {len(prompts)} answers end with their first "
+            "token; other prompts are needed, or more --max-tokens"
+        )
     spent, positions = plain.total(), _mean_position(measured[0].texts)
     machine = Machine.seen(curve, _passes(spent, measured), spent.mean("rest"))
     candidates = [_candidate(each, machine, settings.loads) for each in measured]
     advice = recommend(candidates, machine, settings.loads)
     trials = choose_trials(candidates, advice, settings.loads[0], settings.checks)
     runs = _run(bench, items, ids, trials, settings, progress, readings)
+    if runs is not None and not all(run.total().steps for run in (runs[0], *runs[1])):
+        advice["reasons"].append(
+            f"not checked: in no step did all of {settings.loads[0]} requests decode; more "
+            "--max-tokens would help"
+        )
+        runs = None
     return {
         "kind": "plan",
         **provenance(),
@@ -144,11 +156,11 @@ def _run(
     if not trials:
         return None
     load = settings.loads[0]
-    # Two waves, of which the steps count that all slots share.
+    # Several at once: two waves, of which the steps count that all slots share.
     count = settings.prompts if load == 1 else max(settings.prompts, 2 * load)
-    chosen = spread_over_tasks(items, count)
-    prompts = [ids[chosen[i % len(chosen)].id] for i in range(count)]
-    groups = [[prompt] for prompt in prompts] if load == 1 else [prompts]
+    prompts = [ids[item.id] for item in spread_over_tasks(items, count)]
+    waves = [prompts[i % len(prompts)] for i in range(count)]
+    groups = [[prompt] for prompt in prompts] if load == 1 else [waves]
     configs = [None, *(trial.config for trial in trials)]
     plain, *runs = in_turns(
         [(label(bench.loaded, each), partial(bench.runner, each, load)) for each in configs],

@@ -78,9 +78,9 @@ class Machine:
     def when(self, before: Mapping[int, float], now: Mapping[int, float]) -> Machine:
         """In other minutes: passes of the same rows took `before` seconds, and take `now`."""
         factors = {rows: now[rows] / before[rows] for rows in sorted(before) if rows in now}
-        if not factors:
+        if 1 not in factors:  # too little was run for passes to be read
             return self
-        return Machine(_dearer(self.curve, factors), self.plain_rest, next(iter(factors.values())))
+        return Machine(_dearer(self.curve, factors), self.plain_rest, factors[1])
 
 
 def _dearer(curve: CostCurve, factors: Mapping[int, float]) -> CostCurve:

@@ -31,7 +31,8 @@ class Readings:
     def read(self) -> None:
         """Run the next of them once."""
         rows = next(self._next)
-        self._seconds[rows].append(seconds_of(self._passes[rows].run))
+        run = self._passes[rows].run
+        self._seconds[rows].append(seconds_of(lambda: run()[-1, 0].item()))  # waits for a device
 
     def taken(self) -> Mapping[int, float]:
         """Seconds by rows of what was read since this was last asked: means, as those of answers

@@ -44,7 +44,8 @@ class Recorder:
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         drafts = self._inner.propose(requests)
         for request, draft in zip(requests, drafts, strict=False):
-            self._drafts[request.id] = draft, len(draft.tokens) >= request.max_nodes
+            nodes = len(draft.tokens) if draft.verify is None else sum(draft.verify)
+            self._drafts[request.id] = draft, nodes >= request.max_nodes
         return drafts
 
     def observe(self, results: Sequence[StepResult]) -> None:
