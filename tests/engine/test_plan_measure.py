@@ -72,9 +72,9 @@ def test_touching_memory_leaves_no_record() -> None:
     ("config", "runs"),
     [
         ({"method": "ngram"}, False),
-        ({"method": "early_exit", "early_exit_layer": 1}, True),
+        ({"method": "early_exit", "exit_layer": 1}, True),
         ({"method": "combined", "drafters": [
-            {"method": "suffix"}, {"method": "early_exit", "early_exit_layer": 1}]}, True),
+            {"method": "suffix"}, {"method": "early_exit", "exit_layer": 1}]}, True),
     ],
 )  # fmt: skip
 def test_drafters_that_run_a_model_are_told_from_others(config, runs: bool) -> None:

@@ -64,7 +64,9 @@ def test_decode() -> None:
         assert words in text
     assert "limit" not in _shown(decode_table(_decode(None)))
     nothing = _decode(None)
-    nothing["runs"][0]["tokens_per_second"] = 0.0  # every answer was one token, of the prompt's step
+    nothing["runs"][0]["tokens_per_second"] = (
+        0.0  # every answer was one token, of the prompt's step
+    )
     assert "0.0" not in _shown(decode_table(nothing))
 
 

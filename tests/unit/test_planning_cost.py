@@ -20,6 +20,15 @@ def test_points_are_joined_by_lines_and_the_last_one_goes_on() -> None:
     assert CostCurve((4,), (2.0,)).of_rows(8) == 4.0
 
 
+@pytest.mark.parametrize("rows", [(1, 2, 4, 8), (4,), (3, 5)])
+@pytest.mark.parametrize("first", [0, 1, 3, 7, 8, 20])
+def test_many_row_counts_at_once_cost_what_each_does(rows: tuple[int, ...], first: int) -> None:
+    curve = CostCurve(rows, tuple(0.5 + 0.1 * each for each in rows))
+    for count in (0, 1, 12):
+        each = [curve.of_rows(first + i) for i in range(count)]
+        assert curve.of_each(first, count) == pytest.approx(each)
+
+
 def test_a_fit_finds_what_each_part_costs() -> None:
     true = CostCurve((1, 2, 4, 8, 16), (1.0, 1.1, 1.3, 2.0, 4.0), 0.05, 1e-4, 3e-5)
 

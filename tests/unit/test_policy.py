@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from foredraft.core.counts import AcceptanceCounts
 from foredraft.planning.adaptive import PROBE_EVERY, AdaptivePolicy
-from foredraft.planning.allocation import Costs, Objective, Prospect, allocate, score
+from foredraft.planning.allocation import (
+    Costs,
+    Objective,
+    Prospect,
+    allocate,
+    best_nodes,
+    rows_that_count,
+    score,
+)
 from foredraft.planning.cost import CostCurve
 from foredraft.planning.estimates import Estimates, Outlook
 from foredraft.planning.policy import (
@@ -58,6 +66,34 @@ def test_the_widths_are_the_best_of_all(
     assert best.score == pytest.approx(max(every))
     assert best.score == pytest.approx(score(best.widths, load, prospects, costs, objective))
     assert plain.score == pytest.approx(every[0])
+
+
+@given(
+    st.lists(rates, min_size=1, max_size=3), stairs, st.sampled_from(list(Objective)),
+    st.integers(0, 2), st.integers(0, 5),
+)  # fmt: skip
+def test_of_drafts_that_are_there_the_best_nodes_are_verified(
+    requests: list[list[float]], steps: list[float], objective: Objective, others: int, read: int
+) -> None:
+    """By trying every choice, with requests that have no draft and rows that read their context."""
+    count = len(requests) + others
+    load, curve = Load(count, count + 1, 7), replace(curve_of(steps), row_position_seconds=0.01)
+    gains = [list(accumulate(each, mul)) for each in requests]
+    positions = [read * (index + 1) for index in range(len(gains))]
+
+    def value(widths: Sequence[int]) -> float:
+        rows = rows_that_count(load, objective)
+        passes = curve.of_rows(rows + sum(widths)) + curve.beside_rows(count, 7)
+        passes += 0.01 * sum(width * each for width, each in zip(widths, positions, strict=True))
+        brought = sum(sum(each[:width]) for each, width in zip(gains, widths, strict=True))
+        return (rows + brought) / passes
+
+    found = best_nodes(load, gains, positions, curve, objective, others)
+    every = product(*(range(len(each) + 1) for each in gains))
+    if read:  # rows cost unlike then, and the likeliest nodes need not be the best
+        assert value(found) >= value([0] * len(gains))
+    else:
+        assert value(found) == pytest.approx(max(map(value, every)))
 
 
 @given(rates, st.floats(0.0, 1.0), st.floats(0.0, 0.5), stairs)

@@ -70,7 +70,6 @@ class _Step:
         prospects: Sequence[Prospect],
         costs: Costs,
         objective: Objective,
-        others: int = 0,
     ) -> None:
         self._prospects, self._costs = prospects, costs
         self._rows = rows_that_count(load, objective)
@@ -78,7 +77,7 @@ class _Step:
         self._beside = curve.beside_rows(load.num_requests, load.num_positions)
         self._plain = curve.of_rows(self._rows)
         latency = objective is Objective.LATENCY
-        self._tokens = float(len(prospects) + others if latency else load.num_rows)
+        self._tokens = float(len(prospects) if latency else load.num_rows)
         self._filled = 0.0
         self._none = 1.0  # P(no drafter finds anything)
         self._drafting: list[int] = []  # requests that draft so deep
@@ -135,14 +134,9 @@ def allocate(
     prospects: Sequence[Prospect],
     costs: Costs,
     objective: Objective,
-    others: int = 0,
 ) -> tuple[Allocation, Allocation]:
-    """The best widths, and plain decoding to compare them with. The fewest nodes among equals.
-
-    `others`: requests that decode in the step and have no draft; a longer step is longer for them
-    too.
-    """
-    step = _Step(load, prospects, costs, objective, others)
+    """The best widths, and plain decoding to compare them with. The fewest nodes among equals."""
+    step = _Step(load, prospects, costs, objective)
     best = plain = Allocation(list(step.widths), step.score if prospects else 0.0)
     for index in _by_promise(prospects):
         step.add(index)
@@ -154,9 +148,50 @@ def allocate(
 
 def _by_promise(prospects: Sequence[Prospect]) -> list[int]:
     """The request of every node, the node that promises most for a row first."""
+    return [index for _, _, index in _falling([each.outlook.survival for each in prospects])]
+
+
+def _falling(gains: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
+    """(-gain, depth, request) of every node, the largest gain first."""
     nodes = [
-        (-alive, depth, index)
-        for index, prospect in enumerate(prospects)
-        for depth, alive in enumerate(prospect.outlook.survival)
+        (-gain, depth, index)
+        for index, falling in enumerate(gains)
+        for depth, gain in enumerate(falling)
     ]
-    return [index for _, _, index in sorted(nodes)]
+    nodes.sort()
+    return nodes
+
+
+def best_nodes(
+    load: Load,
+    gains: Sequence[Sequence[float]],
+    positions: Sequence[int],
+    curve: CostCurve,
+    objective: Objective,
+    others: int,
+) -> list[int]:
+    """How many nodes to verify of each of several drafts that are there: as `allocate`, where
+    nothing is in doubt but acceptance. This runs in every step with drafts.
+
+    Args:
+        gains: what the nodes of each draft bring, falling.
+        positions: that a row of each request reads.
+        others: requests that decode in the step and have no draft; a longer step is longer for
+            them too.
+    """
+    nodes, rows = _falling(gains), rows_that_count(load, objective)
+    passes = curve.of_each(rows, len(nodes) + 1)
+    beside = curve.beside_rows(load.num_requests, load.num_positions)
+    tokens = float(len(gains) + others if objective is Objective.LATENCY else load.num_rows)
+    reading = [curve.row_position_seconds * each for each in positions]
+    best, score = 0, tokens / (passes[0] + beside)
+    for count, (loss, _, index) in enumerate(nodes, start=1):
+        tokens -= loss
+        beside += reading[index]
+        value = tokens / (passes[count] + beside)
+        if value > score:
+            best, score = count, value
+    widths = [0] * len(gains)
+    for _, _, index in nodes[:best]:
+        widths[index] += 1
+    return widths

@@ -62,6 +62,21 @@ class CostCurve:
         low, high = self.seconds[at - 1], self.seconds[at]
         return low + (high - low) * (rows - left) / (right - left)
 
+    def of_each(self, first: int, count: int) -> list[float]:
+        """`[count]` seconds of `first` rows, of one more, and so on."""
+        if len(self.rows) == 1 or first < self.rows[0]:
+            return [self.of_rows(rows) for rows in range(first, first + count)]
+        found: list[float] = []
+        rows, end = first, first + count
+        while rows < end:  # line by line
+            at = self.segment(rows)
+            stop = end if at == len(self.rows) - 1 else min(end, self.rows[at])
+            left, low = self.rows[at - 1], self.seconds[at - 1]
+            slope = (self.seconds[at] - low) / (self.rows[at] - left)
+            found += [low + slope * (each - left) for each in range(rows, stop)]
+            rows = stop
+        return found
+
     def segment(self, rows: float) -> int:
         """The point at the right end of the line that `rows` lie on."""
         return min(bisect_right(self.rows, rows), len(self.rows) - 1)

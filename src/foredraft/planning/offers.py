@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from foredraft.planning.allocation import (
     Costs,
     Objective,
-    Prospect,
-    allocate,
+    best_nodes,
     rows_that_count,
 )
 from foredraft.planning.confidence import Calibration, best_first
-from foredraft.planning.estimates import Outlook
 from foredraft.planning.policy import Judged, Load, Offer, RequestState, Stopping, known_type
 
 NUM_BINS = 10
@@ -188,20 +186,21 @@ class Offers:
         kept = [[] if offer.may_cut else list(range(len(offer.parents))) for offer in offers]
         fixed = sum(map(len, kept))
         open_ones = [i for i, offer in enumerate(offers) if offer.may_cut and offer.parents]
-        orders: dict[int, list[int]] = {}
-        prospects = []
+        if not open_ones:
+            return kept
+        orders: list[list[int]] = []
+        gains: list[list[float]] = []
         for index in open_ones:
             offer = offers[index]
             survival = self._calibration.survival(offer.id, offer.request_type, offer)
-            orders[index] = best_first(survival)
-            falling = [survival[node] for node in orders[index]]
-            prospects.append(Prospect(Outlook(falling, [1.0] * len(falling)), offer.num_positions))
-        if prospects:
-            crowd = Load(load.num_requests, load.num_rows + fixed, load.num_positions)
-            others = max(0, load.num_requests - len(prospects))
-            best, _ = allocate(crowd, prospects, Costs(costs.curve), self._objective, others)
-            for index, width in zip(open_ones, best.widths, strict=True):
-                kept[index] = sorted(orders[index][:width])
+            orders.append(best_first(survival))
+            gains.append([survival[node] for node in orders[-1]])
+        crowd = Load(load.num_requests, load.num_rows + fixed, load.num_positions)
+        others = max(0, load.num_requests - len(open_ones))
+        positions = [offers[index].num_positions for index in open_ones]
+        widths = best_nodes(crowd, gains, positions, costs.curve, self._objective, others)
+        for index, order, width in zip(open_ones, orders, widths, strict=True):
+            kept[index] = sorted(order[:width])
         return kept
 
     def widen(self, offers: Sequence[Offer], kept: list[list[int]], index: int, least: int) -> None:
