@@ -234,7 +234,8 @@ def in_turns(
     """Every runner on each group, in an order drawn anew each time: a group of one prompt a step
     each in turn, so that what the machine does in these tenths of a second falls on all alike;
     larger ones one after another. `between` is called before each round of steps, or some times
-    before each run. Each repeat has new runners: a drafter that remembers must not meet an answer again.
+    before each run. Each repeat has new runners: a drafter that remembers must not meet an answer
+    again.
     """
     found = [Turns(name) for name, _ in make]
     number, total, draw = 0, repeats * len(groups), Random(0)
