@@ -38,7 +38,7 @@ def test_a_prompt_is_answered_a_step_each_in_turn() -> None:
             order.append(name)
             return step()
 
-        runner.llm.engine.step = noted  # type: ignore[method-assign]
+        runner.llm.engine.step = noted
         return runner
 
     make = [(name, lambda name=name: watched(name)) for name in "ab"]

@@ -88,7 +88,7 @@ def test_of_drafts_that_are_there_the_best_nodes_are_verified(
         brought = sum(sum(each[:width]) for each, width in zip(gains, widths, strict=True))
         return (rows + brought) / passes
 
-    found = best_nodes(load, gains, positions, curve, objective, others)
+    found = best_nodes(load, gains, positions, curve, objective)
     every = product(*(range(len(each) + 1) for each in gains))
     if read:  # rows cost unlike then, and the likeliest nodes need not be the best
         assert value(found) >= value([0] * len(gains))

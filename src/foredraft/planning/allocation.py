@@ -168,21 +168,20 @@ def best_nodes(
     positions: Sequence[int],
     curve: CostCurve,
     objective: Objective,
-    others: int,
 ) -> list[int]:
     """How many nodes to verify of each of several drafts that are there: as `allocate`, where
     nothing is in doubt but acceptance. This runs in every step with drafts.
 
+    Requests without a draft are in `load`: a longer step is longer for them too.
+
     Args:
-        gains: what the nodes of each draft bring, falling.
-        positions: that a row of each request reads.
-        others: requests that decode in the step and have no draft; a longer step is longer for
-            them too.
+        gains: tokens that the nodes of each draft bring, falling.
+        positions: that a row of each of these requests reads.
     """
     nodes, rows = _falling(gains), rows_that_count(load, objective)
     passes = curve.of_each(rows, len(nodes) + 1)
     beside = curve.beside_rows(load.num_requests, load.num_positions)
-    tokens = float(len(gains) + others if objective is Objective.LATENCY else load.num_rows)
+    tokens = float(rows)  # one a row that counts
     reading = [curve.row_position_seconds * each for each in positions]
     best, score = 0, tokens / (passes[0] + beside)
     for count, (loss, _, index) in enumerate(nodes, start=1):

@@ -196,9 +196,8 @@ class Offers:
             orders.append(best_first(survival))
             gains.append([survival[node] for node in orders[-1]])
         crowd = Load(load.num_requests, load.num_rows + fixed, load.num_positions)
-        others = max(0, load.num_requests - len(open_ones))
         positions = [offers[index].num_positions for index in open_ones]
-        widths = best_nodes(crowd, gains, positions, costs.curve, self._objective, others)
+        widths = best_nodes(crowd, gains, positions, costs.curve, self._objective)
         for index, order, width in zip(open_ones, orders, widths, strict=True):
             kept[index] = sorted(order[:width])
         return kept
