@@ -40,8 +40,8 @@ def test_a_fit_finds_what_each_part_costs() -> None:
     points = [measured(n, 1, 0) for n in (1, 2, 4, 8)]
     points += [measured(1, 1, 1000), measured(4, 1, 1000), measured(8, 8, 0), measured(16, 16, 0)]
     found = fit(points)
-    assert found.rows == true.rows
-    assert found.seconds == pytest.approx(true.seconds)
+    assert found.rows == (*true.rows, 64)  # where the line through the last two has come to
+    assert found.seconds == pytest.approx((*true.seconds, true.of_rows(64)))
     assert found.request_seconds == pytest.approx(0.05)
     assert found.position_seconds == pytest.approx(1e-4)
     assert found.row_position_seconds == pytest.approx(3e-5)
@@ -54,6 +54,23 @@ def test_a_fit_never_falls_whatever_was_measured(seconds: list[float]) -> None:
     assert list(curve.seconds) == sorted(curve.seconds)
     assert curve.seconds[0] > 0
     assert CostCurve.from_json(json.loads(json.dumps(curve.as_json()))) == curve
+
+
+def test_what_is_learnt_of_the_last_pass_measured_makes_no_further_row_dearer() -> None:
+    """A crowd whose plain steps take longer than passes would else never draft, and never learn
+    what further rows really cost.
+    """
+    points = [Measured(n, 1, 0, seconds) for n, seconds in ((1, 1.0), (8, 2.0), (16, 4.0))]
+    curve = fit(points)
+    before = curve.of_rows(24) - curve.of_rows(16)
+    for _ in range(500):
+        curve = curve.corrected(16, 4.8 / curve.of_rows(16) - 1.0, 0.02)
+    assert curve.of_rows(16) == pytest.approx(4.8, rel=0.01)
+    assert curve.of_rows(24) - curve.of_rows(16) <= 1.2 * before
+    for _ in range(2000):  # and what they cost is learnt where they are tried, far behind it
+        for rows, seconds in ((16, 4.8), (40, 9.6)):
+            curve = curve.corrected(rows, seconds / curve.of_rows(rows) - 1.0, 0.02)
+    assert curve.of_rows(40) == pytest.approx(9.6, rel=0.02)
 
 
 def test_a_fit_needs_a_plain_pass() -> None:

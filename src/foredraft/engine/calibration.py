@@ -1,7 +1,7 @@
 """What a step of this model costs on this machine: measured once, kept in the user's cache.
 
 Knows passes, a clock and one file; knows no request, no drafter and no policy. Passes of one row
-to 32 take turns for about two seconds, so that a drift of the machine falls on all alike.
+to 64 take turns for about two seconds, so that a drift of the machine falls on all alike.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUDGET_SECONDS = 2.0
 PAGE_SIZE = 16
 SHORT, LONG = 16, 1024  # positions before the rows
 ALONE = (1, 2, 3, 4, 5, 6, 8, 9)  # rows of one request; behind 9 kernels may tile otherwise
-TOGETHER = ((8, 8), (12, 12), (16, 16), (16, 8), (32, 32), (32, 16))  # rows, requests
+TOGETHER = ((8, 8), (12, 12), (16, 16), (16, 8), (32, 32), (32, 16), (64, 32))  # rows, requests
 DEEP = (1, 5)  # rows of one request behind a long context
 
 

@@ -133,10 +133,12 @@ class AdaptivePolicy:
         return best.widths if pays else plain.widths
 
     def stopping(self, load: Load) -> Stopping:
-        """The rule of what pays, for a drafter whose tokens cost something."""
-        if not self._is_dear:
-            return NEVER
-        return self._offers.stopping(load, self.max_width, self.costs)
+        """The rule of what pays, for a drafter whose tokens cost something; for others a floor."""
+        if self._is_dear:
+            return self._offers.stopping(load, self.max_width, self.costs)
+        if self._offers.tell:
+            return self._offers.floor(load, self.max_width, self.costs)
+        return NEVER
 
     def keep(self, load: Load, offers: Sequence[Offer]) -> Sequence[Sequence[int]]:
         """The nodes that pay, and now and then a probe."""

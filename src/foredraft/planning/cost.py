@@ -15,6 +15,9 @@ from typing import Any
 # A step's seconds move the whole curve by this share of what they differ: a machine that is slower
 # for a while changes no ratio of costs.
 SCALE_RATE = 0.1
+# So many times the rows of the last pass measured a point lies on the line through the last two:
+# what is learnt of the last one then tilts no line that has no end.
+REACH = 4
 LARGEST_SURPRISE = 0.5  # of the seconds expected; more is a machine that was busy elsewhere
 
 
@@ -134,7 +137,8 @@ def fit(points: Sequence[Measured]) -> CostCurve:
     """The curve through measured passes.
 
     Needs passes of one request at the least context; those of several requests, or more context,
-    tell what these add. Raises ValueError without a pass of one row.
+    tell what these add. The last point, far behind all passes, continues the line through the two
+    before it. Raises ValueError without a pass of one row.
     """
     least = min((p.positions for p in points if p.requests == 1), default=0)
     alone = {p.rows: p for p in points if p.requests == 1 and p.positions == least}
@@ -158,7 +162,9 @@ def fit(points: Sequence[Measured]) -> CostCurve:
     rows = tuple(sorted(curve))
     floor = 0.01 * alone[1].seconds  # noise may eat a whole pass
     seconds = _never_falling([max(floor, curve[n]) for n in rows])
-    return CostCurve(rows, tuple(seconds), request, position, row_position)
+    far = REACH * rows[-1]
+    beyond = CostCurve(rows, tuple(seconds)).of_rows(far)
+    return CostCurve((*rows, far), (*seconds, beyond), request, position, row_position)
 
 
 def _beside_each_other(points: Sequence[Measured], position: float) -> list[float]:

@@ -24,6 +24,9 @@ TYPE_WEIGHT = 4.0  # own drafts that the type's are worth
 FIRST_NODES = 4  # whose rows' price decides whether to ask
 BELIEF_MEMORY, BELIEF_WEIGHT = 200.0, 4.0  # nodes of a depth
 ASK_RATE = 0.1  # of a step's news about what asking costs
+# Of the least price of a node: beliefs may be half of the truth, and what is worth a little less
+# than now has to be known for when it will be enough.
+FLOOR = 0.5
 # Drafting one token / a pass of the target over one row: what costs more is not asked on the off
 # chance.
 CHEAP = 0.03
@@ -134,7 +137,7 @@ class Offers:
         rows = rows_that_count(load, self._objective)
         mean_positions = load.num_positions / load.num_requests if load.num_requests else 0.0
         reading = curve.row_position_seconds * mean_positions
-        passes = [curve.of_rows(rows + i) for i in range(count + 1)]
+        passes = curve.of_each(rows, count + 1)
         return [price * (passes[i + 1] - passes[i] + reading) for i in range(count)]
 
     def stopping(self, load: Load, count: int, costs: Costs) -> Stopping:
@@ -150,6 +153,13 @@ class Offers:
                 min(1.0, (price + drafting) * self._believed(i)) for i, price in enumerate(prices)
             ]
         )
+
+    def floor(self, load: Load, count: int, costs: Costs) -> Stopping:
+        """What is not worth drafting at any cost of a row: well below what nodes have to promise
+        now. Drafts are cut by what they turn out to be worth, so this only spares their drafting.
+        """
+        least = FLOOR * min(self.prices(load, count, costs), default=0.0)
+        return Stopping(least_path=[least] * count)
 
     def _believed(self, depth: int) -> float:
         """What drafters believe of paths so deep / what became of them."""
