@@ -16,7 +16,7 @@ using foredraft::kMaxPartials;
 using foredraft::kSpan;
 using foredraft::PlanSegment;
 
-constexpr int64_t kLeadBytes = 16 * 1024;
+constexpr int64_t kLeadBytes = 64 * 1024;
 
 struct Walk {
   const AttentionArgs& a;
@@ -46,12 +46,12 @@ struct Walk {
   }
   // Elements of a key, or of a value, of the task's first head at a physical slot; and from head to head.
   int64_t key_at(int64_t slot) const {
-    const CacheView& c = a.cache;
-    return (slot / c.page_size * c.heads + task.first_head) * head_elements() + slot % c.page_size;
+    const int64_t page = a.plan->page_of(slot);
+    return (page * a.cache.heads + task.first_head) * head_elements() + (slot - page * a.cache.page_size);
   }
   int64_t value_at(int64_t slot) const {
-    const CacheView& c = a.cache;
-    return ((slot / c.page_size * c.heads + task.first_head) * c.page_size + slot % c.page_size) * c.dim;
+    const int64_t page = a.plan->page_of(slot), offset = slot - page * a.cache.page_size;
+    return ((page * a.cache.heads + task.first_head) * a.cache.page_size + offset) * a.cache.dim;
   }
   int64_t head_elements() const { return a.cache.page_size * a.cache.dim; }
   int64_t straight_slot(int64_t position) const { return a.plan->physical(segment, position); }
@@ -287,11 +287,12 @@ void value_block(const Walk& w, const QueryTile& t, int64_t block, int seen, Ahe
 }
 
 void start_queries(const Walk& w, QueryTile& t) {
+  const float scale = t.soft_cap == 0.0f ? w.a.scale * kUnits : w.a.scale;  // a cap is of scores as they are
   for (int head = 0; head < w.heads; ++head)
     for (int q = 0; q < w.queries; ++q) {
       const float* in = w.a.queries + w.flat(head, q) * t.dim;
       float* out = t.queries + ((head * t.scoring.tiles() + q / t.tile) * t.width * t.tile) + q % t.tile;
-      for (int64_t d = 0; d < t.dim; ++d) out[d * t.tile] = in[d] * w.a.scale;
+      for (int64_t d = 0; d < t.dim; ++d) out[d * t.tile] = in[d] * scale;
     }
 }
 

@@ -14,7 +14,7 @@ constexpr int kGroups = kKeyBlock / kGroup;
 // As many sums as registers hold, of queries by groups and of queries by vectors.
 constexpr int kScoreGroups = kVectorsPerPanel == 2 ? 2 : 1;
 constexpr int kScoreQueries = kVectorsPerPanel == 2 ? 12 : 6;
-constexpr int kValueGroups = 2;
+constexpr int kValueGroups = kGroups;  // sums stay in registers for a whole block
 constexpr int kValueQueries = kVectorsPerPanel == 2 ? 6 : 3;
 constexpr int kValueVectors = kVectorsPerPanel == 2 ? 4 : 2;
 
@@ -23,9 +23,10 @@ inline int between(int64_t x, int lowest, int highest) {
   return x < lowest ? lowest : x > highest ? highest : static_cast<int>(x);
 }
 
-// A score s weighs e^(s - origin). The origin is 0 as long as the highest score lies within kReach of it, where no weight that counts is
-// too large or too small for a float; else the highest score becomes the origin.
-constexpr float kReach = 40.0f;
+// A score s, in units of ln 2, weighs 2^(s - origin). The origin is 0 as long as the highest score lies within kReach of it, where no
+// weight that counts is too large or too small for a float; else the highest score becomes the origin.
+constexpr float kReach = 56.0f;
+constexpr float kUnits = 1.44269504088896341f;  // a score of e's exponent in these units
 
 // A partial result of one query: padded(dim) sums, the total weight in 16 lanes, the origin, and the floor that a score has to reach for
 // the origin to hold: none once one has.
@@ -57,8 +58,10 @@ int64_t attention_scratch(int64_t dim, int64_t spans) {
 struct Fetch {
   const char* memory;
   int64_t step;  // bytes from piece to piece
-  void operator()(int64_t i) const { __builtin_prefetch(memory + i * step); }
 };
+// Into the second-level cache: the first has too few requests under way at a time to keep memory busy.
+inline void fetch(const char* memory) { __builtin_prefetch(memory, 0, 2); }
+
 // How the tiles of a head's queries share in fetching: each loops over as many units as the others, and all together fetch that many,
 // evenly and in order. Divisions are slow beside what they would save.
 class Sharing {
@@ -132,9 +135,10 @@ struct KeyGroups {
   Fetch fetch[kScoreGroups];
 };
 
-// Scores of G groups for Q queries of a tile: one chain of fused multiply-adds over the dimensions for each query and lane.
+// Scores of G groups for Q queries of a tile: one chain of fused multiply-adds over the dimensions for each query and lane. Not inlined,
+// as add_vectors is not: inlined copies differ by what is around them, and by a tenth in speed.
 template <int Q, int G, bool Bf16>
-void score_groups(const KeyGroups& k, const float* queries, int tile, int64_t dim, float* scores) {
+__attribute__((noinline, aligned(64))) void score_groups(const KeyGroups& k, const float* queries, int tile, int64_t dim, float* scores) {
   Vec sum[Q][G];
 #pragma GCC unroll 16
   for (int q = 0; q < Q; ++q)
@@ -142,12 +146,14 @@ void score_groups(const KeyGroups& k, const float* queries, int tile, int64_t di
     for (int g = 0; g < G; ++g) sum[q][g] = zero();
   int64_t d = 0;
   for (int part = 0; part < G; ++part) {
-    const Fetch fetch = k.fetch[part];  // one after the other: a stream
+    const char* ahead = k.fetch[part].memory;  // one after the other: a stream
+    const int64_t step = k.fetch[part].step;
     for (int64_t piece = 0; piece < dim; piece += G, ++d, queries += tile) {
       Vec key[G];
 #pragma GCC unroll 2
       for (int g = 0; g < G; ++g) {
-        fetch(piece + g);
+        fetch(ahead);
+        ahead += step;
         key[g] = load_whole<Bf16>(k.keys, k.at[g] + d * k.step);
       }
 #pragma GCC unroll 16
@@ -171,15 +177,15 @@ inline Vec score_one(const CacheView& c, int64_t at, const float* queries, int t
   return sum;
 }
 
-inline float exp_one(float x) {
+inline float power_one(float x) {
   float lanes[16];
-  store(lanes, exp_lanes(broadcast(x)));
+  store(lanes, power_lanes(broadcast(x < 127.0f ? x : 127.0f)));
   return lanes[0];
 }
 
 // What is in a partial result, relative to another origin.
 inline void move_origin(const Partial& p, float origin) {
-  const Vec factor = broadcast(exp_one(p.origin() - origin));
+  const Vec factor = broadcast(power_one(p.origin() - origin));
   for (int64_t i = 0; i < p.width + 16; i += 16) store(p.sums + i, mul(load(p.sums + i), factor));
   p.origin() = origin;
 }
@@ -192,7 +198,7 @@ inline void weigh_scores(float* scores, int first, int last, int begin, int end,
 #pragma GCC unroll 4
   for (int i = first; i < last; ++i) {
     x[i] = load(scores + 16 * i);
-    if (Cut && soft_cap != 0.0f) x[i] = cap_lanes(x[i], broadcast(soft_cap));
+    if (Cut && soft_cap != 0.0f) x[i] = mul(cap_lanes(x[i], broadcast(soft_cap)), broadcast(kUnits));
     if (Cut) x[i] = blend_first(nothing, blend_first(x[i], nothing, between(end - 16 * i, 0, 16)), between(begin - 16 * i, 0, 16));
     highest = max(highest, x[i]);
   }
@@ -204,7 +210,7 @@ inline void weigh_scores(float* scores, int first, int last, int begin, int end,
   Vec total = load(p.totals());
 #pragma GCC unroll 4
   for (int i = first; i < last; ++i) {
-    const Vec weight = exp_lanes(sub(x[i], origin));
+    const Vec weight = power_lanes(sub(x[i], origin));
     store(scores + 16 * i, weight);
     total = add(total, weight);
   }
@@ -245,28 +251,33 @@ struct ValueGroups {
 
 // Adds values first .. last - 1 of each group to Q queries, position by position: V vectors of `lanes` dimensions each, from dimension d.
 template <int Q, int V, bool Bf16>
-inline void add_vectors(const ValueGroups& v, int64_t d, int lanes, int first, int last) {
+__attribute__((noinline, aligned(64))) void add_vectors(const ValueGroups& v, int64_t d, int lanes, int first, int last) {
   Vec sum[Q][V];
 #pragma GCC unroll 8
   for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 4
     for (int i = 0; i < V; ++i) sum[q][i] = load(v.sums + q * v.stride + d + 16 * i);
-  for (int g = 0; g < v.groups; ++g)
-    for (int j = first; j < last; ++j) {
-      const int64_t at = v.at[g * kGroup + j] + v.offset + d;
+  for (int g = 0; g < v.groups; ++g) {
+    const int64_t* at = v.at + g * kGroup + first;
+    const float* weight = v.weights + g * kGroup + first;
+    const int64_t step = v.fetch[g].step, from = v.offset + d;
+    const char* ahead = v.fetch[g].memory + (d + first * V) * step;
+    for (int left = last - first; left > 0; --left, ++at, ++weight) {
       Vec value[V];
 #pragma GCC unroll 4
       for (int i = 0; i < V; ++i) {
-        v.fetch[g](d + j * V + i);
-        value[i] = V == 1 ? load_part<Bf16>(v.values, at, lanes) : load_whole<Bf16>(v.values, at + 16 * i);
+        fetch(ahead);
+        ahead += step;
+        value[i] = V == 1 ? load_part<Bf16>(v.values, *at + from, lanes) : load_whole<Bf16>(v.values, *at + from + 16 * i);
       }
 #pragma GCC unroll 8
       for (int q = 0; q < Q; ++q) {
-        const Vec weight = broadcast(v.weights[q * kKeyBlock + g * kGroup + j]);
+        const Vec share = broadcast(weight[q * kKeyBlock]);
 #pragma GCC unroll 4
-        for (int i = 0; i < V; ++i) sum[q][i] = fma(value[i], weight, sum[q][i]);
+        for (int i = 0; i < V; ++i) sum[q][i] = fma(value[i], share, sum[q][i]);
       }
     }
+  }
 #pragma GCC unroll 8
   for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 4

@@ -14,6 +14,7 @@ Plan::Plan(int64_t page_size) {
   if (page_size < 1 || page_size > (int64_t{1} << 31))
     refuse("page_size must be 1 to 2^31, got " + std::to_string(page_size));
   view_.page_size = page_size;
+  view_.page_shift = (page_size & (page_size - 1)) == 0 ? __builtin_ctzll(static_cast<unsigned long long>(page_size)) : -1;
 }
 
 void Plan::add(const SegmentInput& input) {

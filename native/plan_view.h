@@ -24,9 +24,12 @@ struct PlanView {
   const int32_t* page_table;
   const int32_t* paths;  // node numbers by depth, root's child first
   int64_t page_size;
+  int page_shift;  // page_size is 2^page_shift; -1: it is no power of two, and a slot's page takes a division
 
+  int64_t page_of(int64_t slot) const { return page_shift >= 0 ? slot >> page_shift : slot / page_size; }
   int64_t physical(const PlanSegment& s, int64_t slot) const {
-    return page_table[s.pages + slot / page_size] * page_size + slot % page_size;
+    const int64_t page = page_of(slot);
+    return page_table[s.pages + page] * page_size + (slot - page * page_size);
   }
   // The slot (within the request) of the key that `row` of segment `s` sees at `position`.
   int64_t slot_at(const PlanSegment& s, const PlanRow& row, int64_t position) const {
