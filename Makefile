@@ -105,7 +105,7 @@ bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet mach
 	  --output $(RESULTS)/decode-draft-model.json
 	$(MAKE) report
 
-SERVE := $(FOREDRAFT) bench serve $(MODEL) --workload $(PROMPTS) --dtype bfloat16
+SERVE := $(FOREDRAFT) bench serve $(MODEL) --workload $(PROMPTS) --dtype bfloat16 --seconds 40
 # Where look-ups can't pay; a table of the target's own n-grams gains there too.
 HOPELESS := --hopeless --speculative-config '{"method":"ngram"}'
 bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 40 minutes, on a quiet machine), and the simulator
