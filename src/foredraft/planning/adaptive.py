@@ -136,7 +136,7 @@ class AdaptivePolicy:
         """The rule of what pays, for a drafter whose tokens cost something; for others a floor."""
         if self._is_dear:
             return self._offers.stopping(load, self.max_width, self.costs)
-        if self._offers.tell:
+        if self._offers.tell and not self._probes(load):  # a probe is to learn of all that is there
             return self._offers.floor(load, self.max_width, self.costs)
         return NEVER
 
@@ -228,7 +228,7 @@ class AdaptivePolicy:
         for judged in asked:
             if dear or not self._offers.tell:
                 self._estimates.add(judged)
-            self._offers.add(judged, dear=dear)
+            self._offers.add(judged)
             if not judged.ended:
                 self._last_draft[judged.id] = self._num_steps
                 if judged.drafted:
