@@ -113,6 +113,7 @@ void read_lead(Ahead& ahead, const CacheView& c) {
   if (c.page_size % kGroup != 0) return;  // a unit is then no piece of one page: what may be asked for may not be read
   for (int64_t units = kLeadBytes / (c.dim * kGroup * (c.bf16 ? 2 : 4)); units > 0; --units) {
     const Fetch unit = ahead.next();
+    if (unit.step == 0) return;  // that was all
     for (int64_t i = 0; i < c.dim; ++i) static_cast<void>(*static_cast<const volatile char*>(unit.memory + i * unit.step));
   }
 }

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
-from operator import mul
 from pathlib import Path
 
 import pytest
@@ -93,16 +91,6 @@ def test_unlikely_paths_are_not_drafted(target, path) -> None:
             reach *= each
             wanted += reach >= least
         assert list(made.tokens) == list(long.tokens)[:wanted]
-
-
-def test_what_the_policy_has_no_use_for_is_not_drafted(target, path) -> None:
-    drafter = NgramTableDrafter(target, str(path), **CHAIN)
-    request = asked([1, 2, 3, 4])
-    (whole,) = drafter.propose([request])
-    reached = list(accumulate(whole.confidence, mul))
-    for least in (0.05, 0.3, 0.9):
-        (made,) = drafter.propose([request._replace(least_path=(1.0, least))])
-        assert list(made.tokens) == list(whole.tokens)[: sum(each >= least for each in reached)]
 
 
 def test_a_request_grows_and_another_of_the_same_name_is_read_anew(target, path) -> None:

@@ -64,7 +64,7 @@ def test_what_is_learnt_of_the_last_pass_measured_makes_no_further_row_dearer() 
     curve = fit(points)
     before = curve.of_rows(24) - curve.of_rows(16)
     for _ in range(500):
-        curve = curve.corrected(16, 4.8 / curve.of_rows(16) - 1.0, 0.02)
+        curve = curve.corrected(16, 4.8 / curve.of_rows(16) - 1.0, 0.5)
     assert curve.of_rows(16) == pytest.approx(4.8, rel=0.01)
     assert curve.of_rows(24) - curve.of_rows(16) <= 1.2 * before
     for _ in range(2000):  # and what they cost is learnt where they are tried, far behind it

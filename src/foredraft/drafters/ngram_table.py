@@ -125,8 +125,7 @@ class NgramTableDrafter:
             self.learned.check_integrity()
 
     def _draft(self, request: DraftRequest) -> Draft:
-        least = max(self.least_path, min(request.least_path, default=0.0))
-        limits = BlendLimits(request.max_nodes, least, self._tree)
+        limits = BlendLimits(request.max_nodes, self.least_path, self._tree)
         _, made = self._updated(request, limits)
         return Draft(made.tokens, made.parents, confidence=made.confidence)
 

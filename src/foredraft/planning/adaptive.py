@@ -133,12 +133,14 @@ class AdaptivePolicy:
         return best.widths if pays else plain.widths
 
     def stopping(self, load: Load) -> Stopping:
-        """The rule of what pays, for a drafter whose tokens cost something; for others a floor."""
-        if self._is_dear:
-            return self._offers.stopping(load, self.max_width, self.costs)
-        if self._offers.tell and not self._probes(load):  # a probe is to learn of all that is there
-            return self._offers.floor(load, self.max_width, self.costs)
-        return NEVER
+        """The rule of what pays, for a drafter whose tokens cost something; a probe of one that is
+        set aside is to tell what it is worth, whatever it believes.
+        """
+        if not self._is_dear:
+            return NEVER
+        if not self._drafts and self._probes(load):
+            return Stopping(least_path=[0.0] * self.max_width)
+        return self._offers.stopping(load, self.max_width, self.costs)
 
     def keep(self, load: Load, offers: Sequence[Offer]) -> Sequence[Sequence[int]]:
         """The nodes that pay, and now and then a probe."""
@@ -228,7 +230,7 @@ class AdaptivePolicy:
         for judged in asked:
             if dear or not self._offers.tell:
                 self._estimates.add(judged)
-            self._offers.add(judged)
+            self._offers.add(judged, dear=dear)
             if not judged.ended:
                 self._last_draft[judged.id] = self._num_steps
                 if judged.drafted:

@@ -24,8 +24,6 @@ TYPE_WEIGHT = 4.0  # own drafts that the type's are worth
 FIRST_NODES = 4  # whose rows' price decides whether to ask
 BELIEF_MEMORY, BELIEF_WEIGHT = 200.0, 4.0  # nodes of a depth
 ASK_RATE = 0.1  # of a step's news about what asking costs
-# Of a node's price: what is worth a little less has to be known for when it will be enough.
-FLOOR = 0.5
 # Drafting one token / a pass of the target over one row: what costs more is not asked on the off
 # chance.
 CHEAP = 0.03
@@ -69,15 +67,18 @@ class Offers:
         self._stated: list[tuple[float, float]] = []  # by depth: fading sums, stated and measured
         self.tell = False  # drafts state a confidence, and may be cut by it
 
-    def add(self, judged: Judged) -> None:
-        """Learn from one request's draft, and from one that was empty."""
+    def add(self, judged: Judged, *, dear: bool = False) -> None:
+        """Learn from one request's draft, and from one that was empty; of a `dear` drafter also
+        what its beliefs are worth, by which it is told when to stop.
+        """
         offer = judged.offer
         if offer is None:
             return
         if offer.parents:
             self.tell = offer.may_cut and offer.confidence is not None
         survival = self._calibration.survival(judged.id, judged.request_type, offer)
-        self._note_beliefs(offer, survival)
+        if dear:
+            self._note_beliefs(offer, survival)
         kind, bins = known_type(self._types, judged.request_type), _bins(survival)
         _of(self._types, kind, TYPE_MEMORY).add(bins)
         if not judged.ended:
@@ -149,14 +150,6 @@ class Offers:
                 min(1.0, (price + drafting) * self._believed(i)) for i, price in enumerate(prices)
             ]
         )
-
-    def floor(self, load: Load, count: int, costs: Costs) -> Stopping:
-        """What is too far below its price to be drafted, even at no cost. Drafts are cut by what
-        they are worth when they are there; this spares their drafting.
-        """
-        price = min(self.prices(load, count, costs), default=0.0)
-        modesty = min(map(self._believed, range(len(self._stated))), default=1.0)
-        return Stopping(least_path=[FLOOR * price * min(1.0, modesty)] * count)
 
     def _believed(self, depth: int) -> float:
         """What drafters believe of paths so deep / what became of them."""

@@ -175,19 +175,12 @@ class _Sequence:
             self.counts,
         )
 
-    def offer(self, width: int, least_path: Sequence[float]) -> Offer:
-        """What the drafter has when it is asked for `width` tokens, of paths that it believes to be
-        accepted as often as `least_path` says.
-        """
+    def offer(self, width: int) -> Offer:
+        """What the drafter has when it is asked for `width` tokens."""
         law, start = self.arrival.law, self.num_output
         length = width if self.find[start] < law.filled else 0
         kind = law.kind(self.kind[start])
-        confidence = None
-        if kind is not None:
-            stated = min(1.0, law.stated * kind)
-            wanted = [stated ** (i + 1) >= least for i, least in enumerate(least_path[:length])]
-            length = wanted.index(False) if False in wanted else length
-            confidence = [stated] * length
+        confidence = None if kind is None else [min(1.0, law.stated * kind)] * length
         parents = range(-1, length - 1)
         return Offer(self.id, self.arrival.request_type, self.num_positions, parents, confidence)
 
@@ -263,8 +256,7 @@ class _Simulation:
             sum(one.num_positions for one, _ in chains),
         )
         widths = self._clip(load, emitting)
-        least = self._policy.stopping(load).least_path
-        offers = [one.offer(width, least) for one, width in zip(emitting, widths, strict=True)]
+        offers = [one.offer(width) for one, width in zip(emitting, widths, strict=True)]
         lengths = self._kept(load, offers)
         drafts = [(n, one.accepted(n)) for one, n in zip(emitting, lengths, strict=True)]
         drafter_seconds = self._drafter_seconds(widths)

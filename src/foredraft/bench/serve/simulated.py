@@ -115,12 +115,17 @@ def served_curve(calibrated: Mapping[str, Any], steps: Sequence[Mapping[str, Any
 
 def _through(curve: CostCurve, steps: Sequence[Mapping[str, Any]]) -> CostCurve:
     """The curve with its points where steps of about so many rows were on average; and with points
-    at twice its last, twice that and so on, as far as there were such steps: start-up measures
-    passes of few rows only.
+    at twice the rows of the last pass that start-up measured, twice that and so on, as far as there
+    were such steps.
     """
-    rows = list(curve.rows)
+    rows, measured = list(curve.rows), curve.rows[:-1] or curve.rows  # the last one is a guess
     while max(step["rows"] for step in steps) > rows[-1]:
         rows.append(2 * rows[-1])
+    doubled = measured[-1] * 2
+    while doubled < rows[-1]:
+        rows.append(doubled)
+        doubled *= 2
+    rows = sorted(set(rows))
     points = np.array(rows, dtype=float)
     known, moves = np.zeros(len(rows)), np.zeros(len(rows))
     for step in steps:
@@ -129,7 +134,7 @@ def _through(curve: CostCurve, steps: Sequence[Mapping[str, Any]]) -> CostCurve:
         expected = curve.of_step(step["rows"], step["requests"], step["positions"])
         known += near * step["steps"]
         moves += near * step["steps"] * (step["seconds"] - expected)
-    kept = [i for i in range(len(rows)) if i < len(curve.rows) or known[i] >= LEAST_STEPS]
+    kept = [i for i in range(len(rows)) if rows[i] in curve.rows or known[i] >= LEAST_STEPS]
     moved = [
         curve.of_rows(rows[i]) + (moves[i] / known[i] if known[i] >= LEAST_STEPS else 0.0)
         for i in kept
