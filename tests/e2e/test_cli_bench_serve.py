@@ -130,9 +130,9 @@ MISTAKES = {
     [
         (
             ["--rate", "1e-9"],
-            "--rate 1e-09 sends 8e-09 requests in 8 seconds: raise it or --seconds",
+            "--rate 1e-09 sends 2e-08 requests in 20 seconds: raise it or --seconds",
         ),
-        (["--rate", "1e9"], "--rate 1e+09 would send 1.06667e+10 requests, more than 100000"),
+        (["--rate", "1e9"], "--rate 1e+09 would send 2.66667e+10 requests, more than 100000"),
         (["--rate", "1e308", "--seconds", "1e308"], "requests, more than 100000"),
         (["--rate", "1", "--seconds", "1e6", "--requests", "200000"], "would send 200000 requests"),
         (["--rate", "1", "--seconds", "4e3"], "takes 5.33e+03 seconds for 5333 requests, more"),
