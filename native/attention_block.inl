@@ -59,7 +59,7 @@ struct Fetch {
   const char* memory;
   int64_t step;  // bytes from piece to piece
 };
-// Into the second-level cache: the first has too few requests under way at a time to keep memory busy.
+// Into the second-level cache: on Zen 4, with the first as their aim, reading and computing did not overlap (LOG.md).
 inline void fetch(const char* memory) { __builtin_prefetch(memory, 0, 2); }
 
 // How the tiles of a head's queries share in fetching: each loops over as many units as the others, and all together fetch that many,

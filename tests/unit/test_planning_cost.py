@@ -56,9 +56,9 @@ def test_a_fit_never_falls_whatever_was_measured(seconds: list[float]) -> None:
     assert CostCurve.from_json(json.loads(json.dumps(curve.as_json()))) == curve
 
 
-def test_what_is_learnt_of_the_last_pass_measured_makes_no_further_row_dearer() -> None:
-    """A crowd whose plain steps take longer than passes would else never draft, and never learn
-    what further rows really cost.
+def test_what_is_learnt_of_the_last_pass_measured_tilts_no_line_beyond_it() -> None:
+    """Further rows become dearer as the whole curve does, no more. A crowd whose plain steps take
+    longer than passes would else never draft, and never learn what further rows really cost.
     """
     points = [Measured(n, 1, 0, seconds) for n, seconds in ((1, 1.0), (8, 2.0), (16, 4.0))]
     curve = fit(points)

@@ -2,7 +2,7 @@
 
 Knows kernels, shapes and a clock; knows no request. Every layer has a cache of its own, so that
 none is read from a cache of the processor. A pass attends in all layers within one call; here each
-is a call from Python, and what a call takes that has next to nothing to do is told apart.
+is a call from Python: `call_us`, what a call takes that attends to one position, is taken off.
 """
 
 from __future__ import annotations

@@ -126,7 +126,9 @@ def _attention(entries: Sequence[Mapping[str, Any]]) -> Figures:
         for each in entries
     ]
     headings = ("context", "rows", "us", "bytes limit", "flops limit", "over the larger")
-    return Figures("attention of a layer, float32 cache", headings, rows)
+    return Figures(
+        "attention of a layer, float32 cache, without the call from Python", headings, rows
+    )
 
 
 def decode_table(result: Mapping[str, Any]) -> Group:

@@ -15,8 +15,8 @@ from typing import Any
 # A step's seconds move the whole curve by this share of what they differ: a machine that is slower
 # for a while changes no ratio of costs.
 SCALE_RATE = 0.1
-# So many times the rows of the last pass measured a point lies on the line through the last two:
-# what is learnt of the last one then tilts no line that has no end.
+# So many times the rows of the last pass measured a point lies on the line through the last two.
+# Without it, whatever is learnt of that pass would tilt the line that goes on behind it.
 REACH = 4
 LARGEST_SURPRISE = 0.5  # of the seconds expected; more is a machine that was busy elsewhere
 

@@ -118,14 +118,12 @@ def _through(curve: CostCurve, steps: Sequence[Mapping[str, Any]]) -> CostCurve:
     at twice the rows of the last pass that start-up measured, twice that and so on, as far as there
     were such steps.
     """
-    rows, measured = list(curve.rows), curve.rows[:-1] or curve.rows  # the last one is a guess
-    while max(step["rows"] for step in steps) > rows[-1]:
-        rows.append(2 * rows[-1])
-    doubled = measured[-1] * 2
-    while doubled < rows[-1]:
-        rows.append(doubled)
-        doubled *= 2
-    rows = sorted(set(rows))
+    last = (curve.rows[:-1] or curve.rows)[-1]  # behind it `cost.fit` goes on by a line
+    grid, most = set(curve.rows), max(step["rows"] for step in steps)
+    while last < most:
+        last *= 2
+        grid.add(last)
+    rows = sorted(grid)
     points = np.array(rows, dtype=float)
     known, moves = np.zeros(len(rows)), np.zeros(len(rows))
     for step in steps:
