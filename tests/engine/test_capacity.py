@@ -11,6 +11,7 @@ from foredraft.engine import build
 from foredraft.engine.memory import size_words
 from foredraft.models.decoder import cache_shape
 from foredraft.planning.cost import CostCurve
+from foredraft.planning.cost_tracking import CostTracker
 from foredraft.testing.drafters import RepeatDrafter
 from foredraft.testing.pairs import tiny_pair
 
@@ -28,7 +29,7 @@ def cheap_rows(monkeypatch):
     """Costs that are given, and not corrected by the clock: an adaptive policy drafts."""
     curve = CostCurve((1, 8, 32), (1.0, 1.05, 1.5))
     monkeypatch.setattr(build, "cost_curve", lambda *_, **__: curve)
-    monkeypatch.setattr(CostCurve, "corrected", lambda self, *_: self)
+    monkeypatch.setattr(CostTracker, "learn", lambda *_: None)
 
 
 def of_pages(pages, page_size, *models):

@@ -18,6 +18,7 @@ from foredraft.core.counts import AcceptanceCounts
 from foredraft.drafters.ngram import NgramDrafter
 from foredraft.engine import build
 from foredraft.planning.cost import CostCurve
+from foredraft.planning.cost_tracking import CostTracker
 from foredraft.planning.policy import MAX_TYPES, OTHER_TYPES
 from foredraft.testing.drafters import LiarDrafter, RaisingDrafter, RepeatDrafter, TreeDrafter
 from foredraft.testing.models import write_tiny_checkpoint
@@ -266,7 +267,7 @@ def reasons(engine):
 @pytest.mark.parametrize("curve", [CHEAP, DEAR], ids=["cheap", "dear"])
 def test_why_a_width_was_chosen_by_a_policy(target, plain, oracle, monkeypatch, curve):
     monkeypatch.setattr(build, "cost_curve", lambda *_, **__: curve)
-    monkeypatch.setattr(CostCurve, "corrected", lambda self, *_: self)
+    monkeypatch.setattr(CostTracker, "learn", lambda *_: None)
     params = replace(GREEDY, max_tokens=120)
     drafter = oracle(params, PROMPTS[:1]) if curve is CHEAP else RepeatDrafter(31)
 

@@ -19,6 +19,7 @@ from foredraft.models.decoder import cache_shape
 from foredraft.models.load import LoadedModel
 from foredraft.planning.adaptive import AdaptivePolicy
 from foredraft.planning.cost import CostCurve
+from foredraft.planning.cost_tracking import CostTracker
 from foredraft.planning.policy import WidthByBatchSize
 from foredraft.testing.drafters import RecordingDrafter, RepeatDrafter
 from foredraft.testing.pairs import tiny_noisy_pair
@@ -37,7 +38,7 @@ def with_costs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def set_costs(curve: CostCurve) -> None:
         monkeypatch.setattr(build, "cost_curve", lambda *_, **__: curve)
-        monkeypatch.setattr(CostCurve, "corrected", lambda self, *_: self)
+        monkeypatch.setattr(CostTracker, "learn", lambda *_: None)
 
     return set_costs
 

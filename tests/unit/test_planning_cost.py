@@ -1,4 +1,4 @@
-"""Costs: curves through measured points, corrections, data sheets, experts."""
+"""Costs: curves through measured points, data sheets, experts."""
 
 from __future__ import annotations
 
@@ -56,48 +56,9 @@ def test_a_fit_never_falls_whatever_was_measured(seconds: list[float]) -> None:
     assert CostCurve.from_json(json.loads(json.dumps(curve.as_json()))) == curve
 
 
-def test_what_is_learnt_of_the_last_pass_measured_tilts_no_line_beyond_it() -> None:
-    """Further rows become dearer as the whole curve does, no more. A crowd whose plain steps take
-    longer than passes would else never draft, and never learn what further rows really cost.
-    """
-    points = [Measured(n, 1, 0, seconds) for n, seconds in ((1, 1.0), (8, 2.0), (16, 4.0))]
-    curve = fit(points)
-    before = curve.of_rows(24) - curve.of_rows(16)
-    for _ in range(500):
-        curve = curve.corrected(16, 4.8 / curve.of_rows(16) - 1.0, 0.5)
-    assert curve.of_rows(16) == pytest.approx(4.8, rel=0.01)
-    assert curve.of_rows(24) - curve.of_rows(16) <= 1.2 * before
-    for _ in range(2000):  # and what they cost is learnt where they are tried, far behind it
-        for rows, seconds in ((16, 4.8), (40, 9.6)):
-            curve = curve.corrected(rows, seconds / curve.of_rows(rows) - 1.0, 0.02)
-    assert curve.of_rows(40) == pytest.approx(9.6, rel=0.02)
-
-
 def test_a_fit_needs_a_plain_pass() -> None:
     with pytest.raises(ValueError, match="a pass of one row is needed"):
         fit([Measured(2, 1, 0, 1.0)])
-
-
-def test_a_machine_that_slows_down_changes_no_ratio_by_much() -> None:
-    curve = CostCurve((1, 2, 4, 8), (1.0, 1.1, 1.3, 2.0))
-    for _ in range(200):
-        curve = curve.corrected(1, 1.5 / curve.of_rows(1) - 1.0, 0.01)
-    assert curve.of_rows(1) == pytest.approx(1.5, rel=0.01)
-    assert curve.of_rows(4) / curve.of_rows(1) == pytest.approx(1.3, rel=0.1)
-
-
-def test_steps_of_several_sizes_correct_the_shape() -> None:
-    curve, true, random = CostCurve((1, 2, 4), (1.0, 1.0, 1.0)), {1: 1.0, 4: 1.8}, Random(1)
-    for _ in range(1500):
-        rows = random.choice((1, 4))
-        seconds = true[rows] * random.gauss(1.0, 0.05)
-        curve = curve.corrected(rows, seconds / curve.of_rows(rows) - 1.0, 0.02)
-    assert curve.of_rows(4) / curve.of_rows(1) == pytest.approx(1.8, rel=0.05)
-
-
-def test_one_step_that_hung_teaches_little() -> None:
-    curve = CostCurve((1, 2), (1.0, 1.1))
-    assert curve.corrected(1, 99.0, 0.02).of_rows(1) < 1.1
 
 
 def test_experts_are_those_that_a_random_routing_reads() -> None:

@@ -25,6 +25,7 @@ from foredraft.planning.allocation import (
     score,
 )
 from foredraft.planning.cost import CostCurve
+from foredraft.planning.cost_tracking import CostTracker
 from foredraft.planning.estimates import Estimates
 from foredraft.planning.offers import CHEAP, Offers
 from foredraft.planning.policy import (
@@ -36,6 +37,7 @@ from foredraft.planning.policy import (
     StepRecord,
     Stopping,
 )
+from foredraft.planning.readers import Readers
 
 MARGIN = 0.02
 # Of the time at most; of a drafter that pays for each token, of the time that decoding takes.
@@ -44,11 +46,6 @@ PROBE_EVERY = 32  # steps; one that was accepted is followed by another at once
 PROBE_WIDTH = 2  # 1 where each token is paid for: the first is what tells most
 LARGEST_CREDIT = 8  # probes
 FIRST_PLAIN, PLAIN_EVERY = 16, 256  # steps from one plain step to the next at most; doubles
-# Variances, relative: of a measured ratio of costs at the start, what a step adds that doesn't show
-# it, and of a single step's seconds at the start (learnt).
-FIRST_DOUBT, DOUBT_A_STEP, LARGEST_DOUBT = 0.02, 5e-5, 0.02
-FIRST_NOISE = 2.5e-3
-NOISE_RATE = 0.05
 # Plain steps of one kind that follow one another: every so many is looked at, choice and seconds.
 # What a choice takes comes off every step.
 LOOK_EVERY = 16
@@ -76,7 +73,9 @@ class AdaptivePolicy:
         self._catches_up = catches_up
         self.max_width = max_width
         self.costs = Costs(curve, draft_ratio)
+        self._tracker = CostTracker(curve)
         self.objective = objective
+        self._readers = Readers() if objective is Objective.LATENCY else None
         self._estimates = Estimates()
         self._offers = Offers(objective)
         self._drafts = False  # the last step drafted, probes apart
@@ -85,8 +84,6 @@ class AdaptivePolicy:
         self._since_plain = 0  # steps
         self._plain_every = FIRST_PLAIN
         self._num_steps = 0
-        self._noise = FIRST_NOISE
-        self._doubt: dict[int, tuple[int, float]] = {}  # by segment: step last seen, variance then
         # The drafter wants rows of its own: what narrower drafts bring can't be told from what
         # wide ones did.
         self._all_or_none = False
@@ -122,6 +119,7 @@ class AdaptivePolicy:
             Prospect(
                 self._estimates.outlook(request.id, request.request_type, cap),
                 request.num_positions,
+                self._weight(request.id),
             )
             for request, cap in zip(requests, caps, strict=True)
         ]
@@ -144,7 +142,7 @@ class AdaptivePolicy:
 
     def keep(self, load: Load, offers: Sequence[Offer]) -> Sequence[Sequence[int]]:
         """The nodes that pay, and now and then a probe."""
-        kept = self._offers.keep(load, offers, self.costs)
+        kept = self._offers.keep(load, offers, self.costs, self._weight)
         cut = [
             (self._last_tried.get(offer.id, 0), index)
             for index, offer in enumerate(offers)
@@ -153,6 +151,10 @@ class AdaptivePolicy:
         if cut and self._probes(load):
             self._offers.widen(offers, kept, min(cut)[1], PROBE_WIDTH)
         return kept
+
+    def _weight(self, request_id: str) -> float:
+        """Of a request's token."""
+        return 1.0 if self._readers is None else self._readers.weight(request_id)
 
     def _probes(self, load: Load) -> bool:
         if self._since_probe < PROBE_EVERY or self._credit <= 0.0:
@@ -216,11 +218,14 @@ class AdaptivePolicy:
             self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
         self._since_plain = self._since_plain + 1 if record.num_draft_rows else 0
         self._num_steps += 1
+        self._tracker.passed(record.seconds + record.drafter_seconds)
+        if self._readers is not None:
+            self._readers.add(record.requests)
         kind = record.load.num_requests, record.load.num_rows, record.num_rows
         self._alike = self._alike + 1 if kind == self._kind and not asked else 0
         self._kind = kind
         learns = self._num_steps <= UNSETTLED or self._num_steps % LEARN_EVERY == 0
-        if learns and self._alike % LOOK_EVERY == 0:
+        if (learns or plain_was_due) and self._alike % LOOK_EVERY == 0:
             self._learn_seconds(record)
 
     def _learn_drafts(self, record: StepRecord, asked: Sequence[Judged]) -> None:
@@ -241,6 +246,8 @@ class AdaptivePolicy:
         """Forget a request; what it taught of its type stays."""
         self._estimates.release(request_id)
         self._offers.release(request_id)
+        if self._readers is not None:
+            self._readers.release(request_id)
         self._last_draft.pop(request_id, None)
         self._last_tried.pop(request_id, None)
 
@@ -292,20 +299,7 @@ class AdaptivePolicy:
         load, drafted = record.load, record.num_draft_rows
         if load.num_rows != load.num_requests or not load.num_requests:
             return  # rows of prompts have no logits: they would teach too low a cost
-        curve = self.costs.curve
-        expected = curve.of_step(load.num_rows + drafted, load.num_requests, load.num_positions)
-        mean_positions = load.num_positions / load.num_requests
-        expected += curve.row_position_seconds * drafted * mean_positions
-        rows = load.num_rows + drafted
-        surprise = record.seconds / expected - 1.0
-        rate = self._shape_rate(curve.segment(rows))
-        self._noise += NOISE_RATE * (min(1.0, surprise**2) - self._noise)
-        self.costs = Costs(curve.corrected(rows, surprise, rate), self.costs.draft_ratio)
-
-    def _shape_rate(self, segment: int) -> float:
-        """How much a step teaches about the costs of a segment (a Kalman filter's gain)."""
-        step, doubt = self._doubt.get(segment, (self._num_steps, FIRST_DOUBT))
-        doubt = min(LARGEST_DOUBT, doubt + DOUBT_A_STEP * (self._num_steps - step))
-        rate = doubt / (doubt + self._noise)
-        self._doubt[segment] = self._num_steps, (1.0 - rate) * doubt
-        return rate
+        further = drafted * load.num_positions / load.num_requests
+        rows, requests, positions = load.num_rows + drafted, load.num_requests, load.num_positions
+        self._tracker.learn(rows, requests, positions, further, record.seconds)
+        self.costs = Costs(self._tracker.curve, self.costs.draft_ratio)

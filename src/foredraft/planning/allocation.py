@@ -22,10 +22,9 @@ class Objective(StrEnum):
 
     Throughput: tokens committed a second by all requests together. A prompt's tokens count: time
     that drafts take from a prompt is not free. Latency: those of the requests that decode, whatever
-    waits; a prompt that is read beside them costs the same whatever is drafted, and a step that it
-    makes long is no reason to make it longer: it is left out. That is to first order the least mean
-    time a token, where requests are alike; the mean of 1 / tokens within a step is not: who has no
-    draft in one step has one in the next.
+    waits, each by what it is worth to its reader (`readers.py`); a prompt that is read beside them
+    costs the same whatever is drafted, and a step that it makes long is no reason to make it
+    longer: it is left out.
     """
 
     THROUGHPUT = "throughput"
@@ -46,6 +45,7 @@ class Prospect:
 
     outlook: Outlook
     num_positions: int = 0  # that each of its rows reads
+    weight: float = 1.0  # of its tokens, 1 on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Step:
     def add(self, index: int) -> None:
         prospect, depth = self._prospects[index], self.widths[index]
         filled = prospect.outlook.filled[depth]
-        self._tokens += filled * prospect.outlook.survival[depth]
+        self._tokens += prospect.weight * filled * prospect.outlook.survival[depth]
         self._filled += filled
         if depth == 0:
             self._none *= 1.0 - filled
@@ -148,7 +148,8 @@ def allocate(
 
 def _by_promise(prospects: Sequence[Prospect]) -> list[int]:
     """The request of every node, the node that promises most for a row first."""
-    return [index for _, _, index in _falling([each.outlook.survival for each in prospects])]
+    gains = [[each.weight * alive for alive in each.outlook.survival] for each in prospects]
+    return [index for _, _, index in _falling(gains)]
 
 
 def _falling(gains: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
@@ -175,7 +176,7 @@ def best_nodes(
     Requests without a draft are in `load`: a longer step is longer for them too.
 
     Args:
-        gains: tokens that the nodes of each draft bring, falling.
+        gains: tokens that the nodes of each draft bring, falling, by what they are worth.
         positions: that a row of each of these requests reads.
     """
     nodes, rows = _falling(gains), rows_that_count(load, objective)

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
-# A step's seconds move the whole curve by this share of what they differ: a machine that is slower
-# for a while changes no ratio of costs.
-SCALE_RATE = 0.1
 # So many times the rows of the last pass measured a point lies on the line through the last two.
 # Without it, whatever is learnt of that pass would tilt the line that goes on behind it.
 REACH = 4
-LARGEST_SURPRISE = 0.5  # of the seconds expected; more is a machine that was busy elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +87,6 @@ class CostCurve:
     def of_step(self, rows: float, requests: int, positions: int) -> float:
         """Seconds of a step, but for what its further rows read."""
         return self.of_rows(rows) + self.beside_rows(requests, positions)
-
-    def corrected(self, rows: int, surprise: float, shape_rate: float) -> CostCurve:
-        """The curve after a step of `rows` took `1 + surprise` times the seconds expected; near
-        `rows` its shape moves by `shape_rate` of that too.
-        """
-        surprise = max(-LARGEST_SURPRISE, min(LARGEST_SURPRISE, surprise))
-        scale = 1.0 + SCALE_RATE * surprise
-        points = [each * scale for each in self.seconds]
-        right = self.segment(rows)
-        left = max(0, right - 1)
-        span = self.rows[right] - self.rows[left]
-        for near in {left, right}:
-            share = 1.0 - abs(rows - self.rows[near]) / span if span else 1.0
-            points[near] *= 1.0 + shape_rate * surprise * max(0.0, min(1.0, share))
-        # What was just seen is right: what contradicts it gives way.
-        points[right] = max(points[left], points[right])
-        for i in range(len(points)):
-            if i < left:
-                points[i] = min(points[i], points[left])
-            elif i > right:
-                points[i] = max(points[i], points[right])
-        return replace(
-            self,
-            seconds=tuple(points),
-            request_seconds=self.request_seconds * scale,
-            position_seconds=self.position_seconds * scale,
-            row_position_seconds=self.row_position_seconds * scale,
-        )
 
     def as_json(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}

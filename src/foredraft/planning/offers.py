@@ -7,7 +7,7 @@ as many as pay together. Before, it is only decided whether asking promises anyt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from foredraft.planning.allocation import (
     Costs,
@@ -27,6 +27,10 @@ ASK_RATE = 0.1  # of a step's news about what asking costs
 # Drafting one token / a pass of the target over one row: what costs more is not asked on the off
 # chance.
 CHEAP = 0.03
+
+
+def _alike(request_id: str) -> float:
+    return 1.0
 
 
 class _Worth:
@@ -179,9 +183,15 @@ class Offers:
         seconds = costs.curve.of_rows(rows) + beside
         return rows / seconds if seconds else 0.0
 
-    def keep(self, load: Load, offers: Sequence[Offer], costs: Costs) -> list[list[int]]:
+    def keep(
+        self,
+        load: Load,
+        offers: Sequence[Offer],
+        costs: Costs,
+        weight: Callable[[str], float] = _alike,
+    ) -> list[list[int]]:
         """Of each draft the nodes that pay, in rising order; whole drafts where they may not be
-        cut.
+        cut. `weight`: what a token of a request is worth, 1 on average.
         """
         kept = [[] if offer.may_cut else list(range(len(offer.parents))) for offer in offers]
         fixed = sum(map(len, kept))
@@ -194,7 +204,8 @@ class Offers:
             offer = offers[index]
             survival = self._calibration.survival(offer.id, offer.request_type, offer)
             orders.append(best_first(survival))
-            gains.append([survival[node] for node in orders[-1]])
+            worth = weight(offer.id)
+            gains.append([worth * survival[node] for node in orders[-1]])
         crowd = Load(load.num_requests, load.num_rows + fixed, load.num_positions)
         positions = [offers[index].num_positions for index in open_ones]
         widths = best_nodes(crowd, gains, positions, costs.curve, self._objective)
