@@ -33,6 +33,11 @@ from foredraft.planning.simulate import Arrival, Law, Machine, simulate
 CPU = CostCurve((1, 2, 4, 6, 8, 16, 32), (1.0, 1.04, 1.15, 1.55, 2.0, 3.8, 7.5))
 
 
+def alike(request_id: str) -> float:
+    """All tokens are worth the same."""
+    return 1.0
+
+
 def offer(
     parents: Sequence[int], confidence: Sequence[float] | None, id_: str = "r", *,
     may_cut: bool = True,
@@ -79,7 +84,7 @@ def test_the_nodes_kept_are_the_best_of_all_choices(drafts: list[Offer], prompt_
         rows = load.num_rows + sum(map(len, choice))
         return (load.num_rows + fixed + gained) / CPU.of_rows(rows)
 
-    kept = offers.keep(load, drafts, Costs(CPU))
+    kept = offers.keep(load, drafts, Costs(CPU), alike)
     for nodes, each in zip(kept, drafts, strict=True):
         assert tuple(nodes) in closed_sets(each)
     best = max(value(choice) for choice in product(*map(closed_sets, drafts)))
@@ -97,7 +102,7 @@ def test_a_draft_makes_those_wait_that_have_none(draft: Offer, others: int) -> N
         seconds = CPU.of_rows(1 + others + len(nodes))
         return (1.0 + others + sum(alive[node] for node in nodes)) / seconds
 
-    (kept,) = Offers(Objective.LATENCY).keep(load, [draft], Costs(CPU))
+    (kept,) = Offers(Objective.LATENCY).keep(load, [draft], Costs(CPU), alike)
     assert tuple(kept) in closed_sets(draft)
     assert value(kept) == pytest.approx(max(map(value, closed_sets(draft))))
 
@@ -151,10 +156,19 @@ def test_it_asks_where_some_of_the_recent_drafts_would_pay() -> None:
     good = taught(Objective.THROUGHPUT, 0.8, 0.8)
     hopeless = taught(Objective.THROUGHPUT, 0.02, 0.8)
     for load, pays in ((Load(1, 1), True), (Load(1, 200), False)):
-        assert good.asks(load, [state], [4], Costs(CPU)) == [4 if pays else 0]
-        assert hopeless.asks(load, [state], [4], Costs(CPU)) == [0]
+        assert good.asks(load, [state], [4], Costs(CPU), alike) == [4 if pays else 0]
+        assert hopeless.asks(load, [state], [4], Costs(CPU), alike) == [0]
     unknown = Offers(Objective.THROUGHPUT)
-    assert unknown.asks(Load(1, 1), [state], [4], Costs(CPU)) == [4]
+    assert unknown.asks(Load(1, 1), [state], [4], Costs(CPU), alike) == [4]
+
+
+def test_one_whose_tokens_are_worth_more_is_asked_where_others_are_not() -> None:
+    doubtful = taught(Objective.LATENCY, 0.35, 0.35)
+    states = [RequestState("worth more", "greedy", 99, 10), RequestState("less", "greedy", 99, 10)]
+    weights = {"worth more": 4.0, "less": 0.25}
+    load = Load(8, 8)  # a row more costs about half a token
+    assert doubtful.asks(load, states, [4, 4], Costs(CPU), alike) == [0, 0]
+    assert doubtful.asks(load, states, [4, 4], Costs(CPU), lambda id_: weights[id_]) == [4, 0]
 
 
 def test_a_dear_drafter_is_told_when_to_stop() -> None:

@@ -29,6 +29,7 @@ from foredraft.planning.policy import (
     MAX_TYPES,
     Judged,
     Load,
+    Offer,
     RequestState,
     StepRecord,
     WidthByBatchSize,
@@ -39,8 +40,9 @@ LINEAR = CostCurve((1, 64), (1.0, 64.0))
 CPU = CostCurve((1, 2, 4, 6, 8, 16, 32), (1.0, 1.04, 1.15, 1.55, 2.0, 3.8, 7.5))
 
 
-def prospect(rates: Sequence[float], filled: float = 1.0) -> Prospect:
-    return Prospect(Outlook(list(accumulate(rates, mul)), [filled] * len(rates)))
+def prospect(rates: Sequence[float], filled: float = 1.0, weight: float = 1.0) -> Prospect:
+    outlook = Outlook(list(accumulate(rates, mul)), [filled] * len(rates))
+    return Prospect(outlook, weight=weight)
 
 
 rates = st.lists(st.floats(0.0, 1.0), max_size=3)
@@ -51,12 +53,18 @@ def curve_of(steps: Sequence[float]) -> CostCurve:
     return CostCurve(tuple(range(1, 15)), tuple(accumulate(steps, initial=1.0)))
 
 
-@given(st.lists(rates, min_size=1, max_size=3), stairs, st.sampled_from(list(Objective)))
+weights = st.floats(0.1, 4.0)
+
+
+@given(
+    st.lists(st.tuples(rates, weights), min_size=1, max_size=3), stairs,
+    st.sampled_from(list(Objective)),
+)  # fmt: skip
 def test_the_widths_are_the_best_of_all(
-    requests: list[list[float]], steps: list[float], objective: Objective
+    weighed: list[tuple[list[float], float]], steps: list[float], objective: Objective
 ) -> None:
-    load = Load(len(requests), len(requests))
-    prospects = [prospect(each) for each in requests]
+    load, requests = Load(len(weighed), len(weighed)), [each for each, _ in weighed]
+    prospects = [prospect(each, weight=weight) for each, weight in weighed]
     costs = Costs(curve_of(steps))
     best, plain = allocate(load, prospects, costs, objective)
     every = [
@@ -129,10 +137,36 @@ def test_the_objectives_part_where_prompts_wait() -> None:
 
 @pytest.mark.parametrize("objective", list(Objective))
 def test_rows_go_to_the_request_that_is_always_right(objective: Objective) -> None:
-    """With either objective: the other one has its turn in steps in which it is likelier."""
+    """With either objective, as long as their tokens are worth the same: the other one has its
+    turn in steps in which it is likelier.
+    """
     steep = Costs(CostCurve((1, 4, 6), (1.0, 1.1, 9.0)))
     pair = [prospect([1.0, 1.0]), prospect([0.9, 0.9])]
     assert allocate(Load(2, 2), pair, steep, objective)[0].widths == [2, 0]
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_the_slow_reader_comes_first_under_latency_alone(objective: Objective) -> None:
+    """Both ways in which widths are settled: before drafts are there, and among their nodes."""
+    policy = AdaptivePolicy(4, CPU, objective=objective)
+    states = [RequestState("fast", "greedy"), RequestState("slow", "greedy")]
+    drafts = [Offer(each.id, "greedy", 0, (-1, 0, 1), (0.6, 0.6, 0.6)) for each in states]
+    load = Load(6, 6)
+    assert len({*policy.widths(load, states)}) == len({*map(len, policy.keep(load, drafts))}) == 1
+    for _ in range(30):  # fewer than to the first probe
+        judged = [Judged("fast", "", 0, 0, 3, ended=False), Judged("slow", "", 0, 0, 0, False)]
+        policy.observe(StepRecord(Load(2, 2), judged, 0, 0.0, CPU.of_rows(2)))
+    fast, slow = map(len, policy.keep(load, drafts))
+    wide, wider = policy.widths(load, states)
+    if objective is Objective.THROUGHPUT:
+        assert fast == slow
+        assert wide == wider
+    else:
+        assert fast < slow
+        assert wide < wider
+    policy.release("fast")
+    policy.release("slow")
+    assert policy._readers is None or not policy._readers._seen
 
 
 class Served:

@@ -49,7 +49,8 @@ FIRST_PLAIN, PLAIN_EVERY = 16, 256  # steps from one plain step to the next at m
 # Plain steps of one kind that follow one another: every so many is looked at, choice and seconds.
 # What a choice takes comes off every step.
 LOOK_EVERY = 16
-# Of all steps every so many teaches what steps cost, once costs have been seen for a while.
+# Of other steps every so many teaches what steps cost, once costs have been seen for a while, and
+# every plain one that was due.
 LEARN_EVERY, UNSETTLED = 4, 512
 DRAFT_RATE = 0.1  # of a step's news about the drafter's own cost
 
@@ -99,7 +100,7 @@ class AdaptivePolicy:
         if plain_is_due or self._as_before(load):
             widths = [0] * len(requests)
         elif self._offers.tell and not self._is_dear:
-            widths = self._offers.asks(load, requests, caps, self.costs)
+            widths = self._offers.asks(load, requests, caps, self.costs, self._weight)
         else:
             widths = self._usual_widths(load, requests, caps)
         if self._probes(load):
@@ -218,15 +219,15 @@ class AdaptivePolicy:
             self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
         self._since_plain = self._since_plain + 1 if record.num_draft_rows else 0
         self._num_steps += 1
-        self._tracker.passed(record.seconds + record.drafter_seconds)
         if self._readers is not None:
             self._readers.add(record.requests)
         kind = record.load.num_requests, record.load.num_rows, record.num_rows
         self._alike = self._alike + 1 if kind == self._kind and not asked else 0
         self._kind = kind
-        learns = self._num_steps <= UNSETTLED or self._num_steps % LEARN_EVERY == 0
-        if (learns or plain_was_due) and self._alike % LOOK_EVERY == 0:
+        settled = self._num_steps > UNSETTLED and self._num_steps % LEARN_EVERY != 0
+        if self._alike % LOOK_EVERY == 0 if self._alike else plain_was_due or not settled:
             self._learn_seconds(record)
+        self._tracker.passed(record.seconds + record.drafter_seconds)
 
     def _learn_drafts(self, record: StepRecord, asked: Sequence[Judged]) -> None:
         self._learn_draft_ratio(record.drafter_seconds, asked)

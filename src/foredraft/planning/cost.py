@@ -129,7 +129,7 @@ def fit(points: Sequence[Measured]) -> CostCurve:
     curve = {rows: _mean(rests) for rows, rests in together.items()} | curve
     rows = tuple(sorted(curve))
     floor = 0.01 * alone[1].seconds  # noise may eat a whole pass
-    seconds = _never_falling([max(floor, curve[n]) for n in rows])
+    seconds = never_falling([max(floor, curve[n]) for n in rows])
     far = REACH * rows[-1]
     beyond = CostCurve(rows, tuple(seconds)).of_rows(far)
     return CostCurve((*rows, far), (*seconds, beyond), request, position, row_position)
@@ -155,16 +155,20 @@ def _requests(p: Measured) -> int:
     return p.requests
 
 
-def _never_falling(values: Sequence[float]) -> list[float]:
-    """The closest sequence that never falls (pool adjacent violators)."""
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        mean, size = value, 1
+def never_falling(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """The closest sequence that never falls, by weighted squares (pool adjacent violators);
+    `weights` may be more than values, None: all alike.
+    """
+    blocks: list[tuple[float, float, int]] = []
+    for i, value in enumerate(values):
+        mean, weight, size = value, 1.0 if weights is None else weights[i], 1
         while blocks and blocks[-1][0] > mean:
-            before, count = blocks.pop()
-            mean, size = (mean * size + before * count) / (size + count), size + count
-        blocks.append((mean, size))
-    return [mean for mean, size in blocks for _ in range(size)]
+            before, its_weight, count = blocks.pop()
+            total = weight + its_weight
+            mean = (mean * weight + before * its_weight) / total
+            weight, size = total, size + count
+        blocks.append((mean, weight, size))
+    return [mean for mean, _, size in blocks for _ in range(size)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -29,10 +29,6 @@ ASK_RATE = 0.1  # of a step's news about what asking costs
 CHEAP = 0.03
 
 
-def _alike(request_id: str) -> float:
-    return 1.0
-
-
 class _Worth:
     """What recent drafts were worth: fading counts of nodes by survival, and of drafts."""
 
@@ -101,26 +97,33 @@ class Offers:
         self._calibration.release(request_id)
 
     def asks(
-        self, load: Load, requests: Sequence[RequestState], caps: Sequence[int], costs: Costs
+        self,
+        load: Load,
+        requests: Sequence[RequestState],
+        caps: Sequence[int],
+        costs: Costs,
+        weight: Callable[[str], float],
     ) -> list[int]:
         """All that a request has use for where recent drafts promise more than asking costs, else
-        0.
+        0. `weight`: what a token of a request is worth, 1 on average.
         """
         of_second = self._price_of_second(load, costs)
         asking = self._ask_seconds * of_second
         curve, rows = costs.curve, rows_that_count(load, self._objective)
         first = curve.of_rows(rows + FIRST_NODES) - curve.of_rows(rows)
         price = of_second * first / FIRST_NODES
-        of_types: dict[str, float] = {}
+        of_types: dict[tuple[str, float], float] = {}
         widths = []
         for request, cap in zip(requests, caps, strict=True):
-            if request.request_type not in of_types:
-                of_types[request.request_type] = self._surplus(request.request_type, price)
-            surplus, own = TYPE_WEIGHT * of_types[request.request_type], self._own.get(request.id)
+            worth = weight(request.id)  # in its own tokens, all costs 1 / worth of it
+            key = request.request_type, worth
+            if key not in of_types:
+                of_types[key] = self._surplus(request.request_type, price / worth)
+            surplus, own = TYPE_WEIGHT * of_types[key], self._own.get(request.id)
             drafts = TYPE_WEIGHT
             if own is not None:
-                surplus, drafts = surplus + own.surplus(price), drafts + own.drafts
-            widths.append(cap if surplus > asking * drafts else 0)
+                surplus, drafts = surplus + own.surplus(price / worth), drafts + own.drafts
+            widths.append(cap if surplus > asking / worth * drafts else 0)
         return widths
 
     def _surplus(self, request_type: str, price: float) -> float:
@@ -188,7 +191,7 @@ class Offers:
         load: Load,
         offers: Sequence[Offer],
         costs: Costs,
-        weight: Callable[[str], float] = _alike,
+        weight: Callable[[str], float],
     ) -> list[list[int]]:
         """Of each draft the nodes that pay, in rising order; whole drafts where they may not be
         cut. `weight`: what a token of a request is worth, 1 on average.

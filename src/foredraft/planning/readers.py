@@ -18,36 +18,44 @@ USUAL_RATE = 0.01  # of a request's step's news about the usual request
 
 
 class Readers:
-    """Weights of requests that run, 1 on average."""
+    """Weights of requests that run, 1 on average over those of the last step."""
 
     def __init__(self) -> None:
         self._usual = 1.0  # tokens a step
         self._seen: dict[str, tuple[float, float]] = {}  # fading sums: tokens and steps
+        self._together: list[str] = []  # of the last step
         self._weights: dict[str, float] = {}
+        self._mean = 1.0  # of the weights of those
 
     def add(self, requests: Sequence[Judged]) -> None:
         """What a step brought."""
+        going_on = [judged for judged in requests if not judged.ended]
         for judged in requests:
-            brought = judged.accepted + 1.0
-            self._usual += USUAL_RATE * (brought - self._usual)
-            if not judged.ended:
-                tokens, steps = self._seen.get(judged.id, (0.0, 0.0))
-                keep = 1.0 - 1.0 / MEMORY
-                self._seen[judged.id] = tokens * keep + brought, steps * keep + 1.0
-        gain = self._usual * USUAL_WEIGHT
-        self._weights = {
-            id_: ((steps + USUAL_WEIGHT) / (tokens + gain)) ** 2
-            for id_, (tokens, steps) in self._seen.items()
-        }
-        if self._weights:
-            mean = sum(self._weights.values()) / len(self._weights)
-            self._weights = {id_: weight / mean for id_, weight in self._weights.items()}
+            self._usual += USUAL_RATE * (judged.accepted + 1.0 - self._usual)
+        for judged in going_on:
+            tokens, steps = self._seen.get(judged.id, (0.0, 0.0))
+            keep = 1.0 - 1.0 / MEMORY
+            tokens, steps = tokens * keep + judged.accepted + 1.0, steps * keep + 1.0
+            self._seen[judged.id] = tokens, steps
+            gained = tokens + USUAL_WEIGHT * self._usual
+            self._weights[judged.id] = ((steps + USUAL_WEIGHT) / gained) ** 2
+        if going_on:
+            self._together = [judged.id for judged in going_on]
+            self._set_mean()
 
     def release(self, request_id: str) -> None:
         """Forget a request."""
         self._seen.pop(request_id, None)
         self._weights.pop(request_id, None)
+        if request_id in self._together:
+            self._together.remove(request_id)
+            self._set_mean()
+
+    def _set_mean(self) -> None:
+        weights = [self._weights[id_] for id_ in self._together]
+        self._mean = sum(weights) / len(weights) if weights else 1.0
 
     def weight(self, request_id: str) -> float:
         """What its token is worth; one that nothing is known of is as good as any."""
-        return self._weights.get(request_id, 1.0)
+        weight = self._weights.get(request_id)
+        return 1.0 if weight is None else weight / self._mean
