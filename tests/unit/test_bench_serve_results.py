@@ -137,6 +137,13 @@ def judge(policy: dict[int, float], **more: Any) -> dict[tuple[str, int], bool |
     return {(each["what"], each["concurrency"]): each["holds"] for each in lines}
 
 
+def test_beyond_the_reference_passes_the_pace_is_that_of_the_largest() -> None:
+    """A line through two readings would make 8% at 8 rows 60% at 192."""
+    usual, now = Pace((1.0, 1.4, 4.0)), Pace((1.0, 1.1, 4.0))
+    assert now.slowness(usual, [192]) == now.slowness(usual, [32]) == 1.0
+    assert Pace((1.2, 1.6, 4.8)).slowness(usual, [192]) == pytest.approx(1.2)
+
+
 def test_promises_are_judged_where_they_are_made() -> None:
     kept = judge({1: 146.0, 4: 95.0, 32: 98.0})
     assert kept[("of the best fixed width", 1)] is True

@@ -32,8 +32,11 @@ class Pace:
     seconds: tuple[float, ...]
 
     def of_rows(self, rows: float) -> float:
-        """Seconds of a pass over so many rows, between the reference passes and beyond."""
-        return _curve(self.seconds).of_rows(rows)
+        """Seconds of a pass over so many rows, between the reference passes; beyond them in
+        proportion: the line through two readings would multiply what they are off by.
+        """
+        last = ROWS[-1]
+        return _curve(self.seconds).of_rows(min(rows, last)) * max(1.0, rows / last)
 
     def slowness(self, usual: Pace, rows: Sequence[int]) -> float:
         """Seconds of passes over `rows` / what they take at the `usual` pace; 1 without any."""
