@@ -1,4 +1,4 @@
-"""`foredraft bench serve` and `simulate` on a tiny model: the JSON form, the table, bad flags."""
+"""`foredraft bench serve`, `simulate` and `replay` on a tiny model: JSON, tables, bad flags."""
 
 from __future__ import annotations
 
@@ -72,6 +72,36 @@ def test_serving_has_the_documented_form_and_the_simulator_reads_it(
     assert [each["concurrency"] for each in simulated["best"]] == [1, 3]
     assert main(["bench", "simulate", str(file)]) in (0, 1)
     assert "Best width" in capsys.readouterr().out
+
+
+def test_a_replay_has_the_form_of_what_it_replays(
+    tiny: Path, workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.json"
+    result = serve(capsys, tiny, workload, "--concurrency", "1,3", "--output", str(file))
+    places = [(point["label"], point["concurrency"]) for point in result["points"]]
+    command = ["bench", "replay", str(tiny), "--result", str(file), "--workload", str(workload)]
+    assert main([*command, "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)
+    assert [(point["label"], point["concurrency"]) for point in replayed["points"]] == places
+    assert all(point["tokens_per_second"] > 0 for point in replayed["points"])
+    again = replayed["points"][1]  # the same answers and the same drafter
+    assert again["mean_acceptance_length"] == pytest.approx(
+        result["points"][1]["mean_acceptance_length"], rel=0.1
+    )
+    assert len(replayed["errors"]) == len(places)
+    assert "of the best fixed width" in {each["what"] for each in replayed["verdicts"]}
+    assert main(command) == 0
+    assert "of 8 points within 10%" in capsys.readouterr().out
+
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": "x", "task": "t", "turns": ["something else"]}')
+    command[-1] = str(other)
+    assert main(command) == 2
+    assert "the result is of other prompts" in capsys.readouterr().err
+    file.write_text(json.dumps({**result, "temperature": 1.2}))
+    assert main(command) == 2
+    assert "only greedy answers are known" in capsys.readouterr().err
 
 
 def test_arrivals_by_chance_at_a_temperature(

@@ -18,6 +18,7 @@ from foredraft.planning.allocation import Costs, Objective
 from foredraft.planning.confidence import Calibration
 from foredraft.planning.confident import ConfidentOnly
 from foredraft.planning.cost import CostCurve
+from foredraft.planning.laws import Arrival, Law
 from foredraft.planning.offers import Offers
 from foredraft.planning.policy import (
     FixedWidth,
@@ -28,7 +29,7 @@ from foredraft.planning.policy import (
     StepRecord,
     Tried,
 )
-from foredraft.planning.simulate import Arrival, Law, Machine, simulate
+from foredraft.planning.simulate import Machine, simulate
 
 CPU = CostCurve((1, 2, 4, 6, 8, 16, 32), (1.0, 1.04, 1.15, 1.55, 2.0, 3.8, 7.5))
 

@@ -1,4 +1,4 @@
-"""`foredraft bench kernels | decode | identity | serve | simulate | rules`: tables or JSON.
+"""`foredraft bench kernels | decode | identity | serve | simulate | replay | rules`: tables, JSON.
 
 Knows options and tables; `foredraft.bench` measures.
 """
@@ -207,6 +207,35 @@ def simulate(
     deliver(found, output, json_output, serve_bench.simulated_table)
     if not found["passed"]:
         raise typer.Exit(MISMATCH)
+
+
+@app.command("replay", cls=ModelCommand)
+@option_groups
+def replay(
+    model: ModelArgument,
+    result: Annotated[
+        Path, Option("--result", help="Of `bench serve`.", metavar="FILE", show_default=False)
+    ],
+    workload: WorkloadOption,
+    limit_per_task: LimitOption = None,
+    tasks: TasksOption = None,
+    output: OutputOption = None,
+    json_output: JsonFlag = False,
+    *,
+    runtime: RuntimeOptions,
+) -> None:
+    """Play the loads of `bench serve` again, in seconds: the model's own answers, the real drafter,
+    the policies as they are now, and the costs that the result tells.
+
+    For look-ups and tables, which draft without a pass.
+    """
+    check_output(output)
+    from foredraft.bench.workload import read_workload, select
+
+    items = select(read_workload(workload), tasks or (), limit_per_task)
+    with progress_bars() as progress:
+        found = serve_bench.replayed(model, result, items, runtime, progress)
+    deliver(found, output, json_output, serve_bench.replay_table)
 
 
 @app.command("identity", cls=ModelCommand)

@@ -28,7 +28,8 @@ from foredraft.core.errors import UserError
 from foredraft.planning.allocation import Costs
 from foredraft.planning.best_tree import best_tree
 from foredraft.planning.cost import CostCurve, Roofline
-from foredraft.planning.simulate import Law, Machine, compare, poisson
+from foredraft.planning.laws import Law
+from foredraft.planning.simulate import Machine, compare, poisson
 from foredraft.planning.speedup import (
     best_draft_length,
     expected_tokens,

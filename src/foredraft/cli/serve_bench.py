@@ -1,4 +1,5 @@
-"""`foredraft bench serve` and `simulate`: many requests at once, plain, fixed widths and policies.
+"""`foredraft bench serve`, `simulate` and `replay`: many requests at once, plain, fixed widths and
+policies.
 
 Knows options and tables; `foredraft.bench.serve` measures.
 """
@@ -7,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -264,6 +266,16 @@ def measure(
     return asyncio.run(bench_engines(loaded, items, comparison, settings, progress))
 
 
+def replay_table(result: Mapping[str, Any]) -> Group:
+    """As of a measurement, and how far that is from the one whose costs were used."""
+    near = sum(each["near"] for each in result["errors"])
+    words = (
+        f"{near} of {len(result['errors'])} points within 10% of those measured, the worst "
+        f"{result['largest_error']:.1%} off"
+    )
+    return Group(serve_table(result), Text(words))
+
+
 def serve_table(result: Mapping[str, Any]) -> Group:
     """Points, then how policies compare, then what was promised."""
     rows = [_point_row(point) for point in result["points"]]
@@ -329,28 +341,58 @@ def _verdicts(lines: Sequence[Mapping[str, Any]]) -> Figures:
     return Figures("Promises", ("promise", "at once", "found", "bound", "holds"), rows)
 
 
-def simulated(result: Path) -> dict[str, Any]:
+def simulated(file: Path) -> dict[str, Any]:
     """The simulator beside a result file. Raises UserError."""
     from foredraft.bench.provenance import provenance
     from foredraft.bench.serve.simulated import check_simulator
 
-    text = read_text(result, "result")
+    result = _read_result(file)
+    with _damaged(file):
+        found = check_simulator(result)
+    return {**provenance(), "model": result.get("model"), **found}
+
+
+def replayed(
+    model: str,
+    file: Path,
+    items: Sequence[Item],
+    runtime: RuntimeOptions,
+    progress: Progress,
+) -> dict[str, Any]:
+    """What a result file's loads come to with the model's own answers. Raises UserError."""
+    from foredraft.bench.serve.replay import NEEDED_TOO, replay
+    from foredraft.bench.serve.simulated import check_has
+
+    result = _read_result(file)
+    with _damaged(file):  # before a model is loaded
+        check_has(result, NEEDED_TOO)
+    loaded = runtime.load(model)
+    with _damaged(file):
+        return replay(result, loaded, items, progress)
+
+
+def _read_result(file: Path) -> dict[str, Any]:
+    text = read_text(file, "result")
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"result {str(result)!r} is not JSON: {error}") from None
+        raise UserError(f"result {str(file)!r} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise UserError(f"result {str(result)!r} must be a JSON object")
+        raise UserError(f"result {str(file)!r} must be a JSON object")
+    return values
+
+
+@contextmanager
+def _damaged(file: Path) -> Iterator[None]:
+    """It has the keys, but not what `bench serve` writes there."""
     try:
-        found = check_simulator(values)
+        yield
     except UserError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        # It has the keys, but not what `bench serve` writes there.
         raise UserError(
-            f"result {str(result)!r} is damaged: {type(error).__name__}: {error}"
+            f"result {str(file)!r} is damaged: {type(error).__name__}: {error}"
         ) from None
-    return {**provenance(), "model": values.get("model"), **found}
 
 
 def simulated_table(found: Mapping[str, Any]) -> Group:

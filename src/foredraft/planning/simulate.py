@@ -2,92 +2,29 @@
 be judged.
 
 Knows the scheduler's order (decoding, then prompts, then newcomers, then drafts) and counts time by
-a cost curve; knows no torch and no clock. Deterministic: a token's coin is a function of the seed,
-the request and its position, so that every policy meets the same luck.
+a cost curve; knows no torch and no clock. Deterministic, as far as its requests are.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from foredraft.core.counts import AcceptanceCounts
 from foredraft.planning.adaptive import AdaptivePolicy
 from foredraft.planning.allocation import Costs, Objective, Prospect, allocate
-from foredraft.planning.estimates import Outlook
+from foredraft.planning.laws import Arrival, Law
 from foredraft.planning.policy import (
     FixedWidth,
-    Judged,
     Load,
     Offer,
     Policy,
     RequestState,
     StaticPolicy,
     StepRecord,
-    Tried,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """How drafts of a request fare: rates by position, from some output token on; and how often
-    there is a draft.
-
-    Where drafts are of several `kinds`, the drafter knows which kind it has, and says so: its
-    confidence is `stated` of the true rate.
-    """
-
-    phases: tuple[tuple[int, tuple[float, ...]], ...]  # (first output token, conditional rates)
-    filled: float = 1.0  # P(the drafter finds anything)
-    kinds: tuple[tuple[float, float], ...] = ()  # (P(a draft is of the kind), its rate)
-    stated: float = 1.0  # confidence / rate
-
-    @classmethod
-    def of(cls, *rates: float, filled: float = 1.0) -> Law:
-        """The same rates throughout; the last one holds for all further positions."""
-        return cls(((0, rates),), filled)
-
-    def rate(self, num_output: int, position: int) -> float:
-        """P(draft position is accepted | all before it were), after `num_output` tokens."""
-        rates = next(rates for first, rates in reversed(self.phases) if num_output >= first)
-        return rates[min(position, len(rates) - 1)]
-
-    @classmethod
-    def of_kinds(cls, *kinds: tuple[float, float], filled: float = 1.0, stated: float = 1.0) -> Law:
-        """Kinds of drafts, each with its chance and its rate at all positions."""
-        rate = sum(chance * rate for chance, rate in kinds)
-        return cls(((0, (rate,)),), filled, kinds, stated)
-
-    def kind(self, coin: float) -> float | None:
-        """The rate of the kind that a coin draws; None where drafts are of one kind."""
-        reached = 0.0
-        for chance, rate in self.kinds:
-            reached += chance
-            if coin < reached:
-                return rate
-        return self.kinds[-1][1] if self.kinds else None
-
-    def outlook(self, num_output: int, width: int) -> Outlook:
-        """What an oracle knows."""
-        survival, alive = [], 1.0
-        for position in range(width):
-            alive *= self.rate(num_output, position)
-            survival.append(alive)
-        return Outlook(survival, [self.filled] * width)
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request: when it comes, how long it is, how its drafts fare."""
-
-    at: float  # seconds
-    num_prompt: int
-    num_output: int
-    law: Law
-    request_type: str = "greedy"
-    num_cached: int = 0  # positions before the prompt that the prefix cache holds
+from foredraft.planning.running import ByLaw, Running
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,59 +79,6 @@ class Played:
         return sum(self.latencies) / len(self.latencies) if self.latencies else 0.0
 
 
-class _Sequence:
-    """A request that runs."""
-
-    def __init__(self, index: int, arrival: Arrival, seed: int) -> None:
-        self.id = str(index)
-        self.arrival = arrival
-        self.num_read = 0
-        self.num_output = 0
-        self.first_token = 0.0
-        self.counts = AcceptanceCounts()
-        coins = Random(f"{seed}/{index}")
-        self.accept = [coins.random() for _ in range(arrival.num_output)]
-        self.find = [coins.random() for _ in range(arrival.num_output)]
-        self.kind = [coins.random() for _ in range(arrival.num_output)]
-
-    @property
-    def left_to_read(self) -> int:
-        return self.arrival.num_prompt - self.num_read
-
-    @property
-    def num_positions(self) -> int:
-        return self.arrival.num_cached + self.num_read + self.num_output
-
-    @property
-    def state(self) -> RequestState:
-        return RequestState(
-            self.id,
-            self.arrival.request_type,
-            max(0, self.arrival.num_output - self.num_output - 1),
-            self.num_positions,
-            self.counts,
-        )
-
-    def offer(self, width: int) -> Offer:
-        """What the drafter has when it is asked for `width` tokens."""
-        law, start = self.arrival.law, self.num_output
-        length = width if self.find[start] < law.filled else 0
-        kind = law.kind(self.kind[start])
-        confidence = None if kind is None else [min(1.0, law.stated * kind)] * length
-        parents = range(-1, length - 1)
-        return Offer(self.id, self.arrival.request_type, self.num_positions, parents, confidence)
-
-    def accepted(self, length: int) -> int:
-        """Of a draft of so many tokens, those that are accepted."""
-        law, start = self.arrival.law, self.num_output
-        kind = law.kind(self.kind[start])
-        for position in range(length):
-            rate = law.rate(start, position) if kind is None else kind
-            if self.accept[start + position] >= rate:
-                return position
-        return length
-
-
 @dataclass(frozen=True, slots=True)
 class Steady:
     """How much of the steady state is played: until so many requests have ended in it, or so many
@@ -213,16 +97,36 @@ def simulate(
     steady: Steady | None = None,
 ) -> Played:
     """Play `trace`, which is in the order of arrival, to its end, or as far as `steady` says."""
-    return _Simulation(policy, trace, machine, seed).run(steady)
+    requests = (ByLaw(index, arrival, seed) for index, arrival in enumerate(trace))
+    return play(policy, requests, machine, seed, steady)
+
+
+def play(
+    policy: Policy,
+    requests: Iterable[Running],
+    machine: Machine,
+    seed: int = 0,
+    steady: Steady | None = None,
+    observe: Callable[[StepRecord], None] | None = None,
+) -> Played:
+    """As `simulate`, of any requests. `observe` is told of every step; `policy` forgets those that
+    are left over.
+    """
+    return _Simulation(policy, requests, machine, seed, observe).run(steady)
 
 
 class _Simulation:
     def __init__(
-        self, policy: Policy, trace: Sequence[Arrival], machine: Machine, seed: int
+        self,
+        policy: Policy,
+        requests: Iterable[Running],
+        machine: Machine,
+        seed: int,
+        observe: Callable[[StepRecord], None] | None,
     ) -> None:
-        self._policy, self._machine = policy, machine
-        self._waiting = deque(_Sequence(i, arrival, seed) for i, arrival in enumerate(trace))
-        self._running: list[_Sequence] = []
+        self._policy, self._machine, self._observe = policy, machine, observe
+        self._waiting = deque(requests)
+        self._running: list[Running] = []
         self._noise = Random(f"{seed}/noise")
         self.played = Played()
 
@@ -235,15 +139,17 @@ class _Simulation:
                 or self.played.full_seconds >= steady.seconds
             ):
                 break
+        for one in self._running:
+            self._policy.release(one.id)
         return self.played
 
     def _admit(self) -> None:
         if not self._running:
-            self.played.seconds = max(self.played.seconds, self._waiting[0].arrival.at)
+            self.played.seconds = max(self.played.seconds, self._waiting[0].at)
         while (
             self._waiting
             and len(self._running) < self._machine.max_num_seqs
-            and self._waiting[0].arrival.at <= self.played.seconds
+            and self._waiting[0].at <= self.played.seconds
         ):
             self._running.append(self._waiting.popleft())
 
@@ -257,36 +163,39 @@ class _Simulation:
         )
         widths = self._clip(load, emitting)
         offers = [one.offer(width) for one, width in zip(emitting, widths, strict=True)]
-        lengths = self._kept(load, offers)
-        drafts = [(n, one.accepted(n)) for one, n in zip(emitting, lengths, strict=True)]
+        kept = self._kept(load, offers)
+        accepted = [
+            one.accepted(offer, nodes) if nodes else []
+            for one, offer, nodes in zip(emitting, offers, kept, strict=True)
+        ]
         drafter_seconds = self._drafter_seconds(widths)
-        seconds = self._pass_seconds(load, emitting, drafts)
+        seconds = self._pass_seconds(load, emitting, kept)
         self.played.seconds += drafter_seconds + seconds
-        full = self._note_full(drafts, drafter_seconds + seconds)
         for one, chain in chains:
-            one.num_read += min(chain, one.left_to_read)
-        running = len(self._running)
-        for one, (drafted, accepted) in zip(emitting, drafts, strict=True):
-            self._commit(one, drafted, accepted)
-        self.played.num_full_ended += (running - len(self._running)) * full
-        self._note(load, emitting, offers, widths, drafts, drafter_seconds, seconds)
-
-    def _kept(self, load: Load, offers: Sequence[Offer]) -> list[int]:
-        """Draft tokens that are verified: of a chain, those up to the last that is kept."""
-        some = [offer for offer in offers if offer.parents]
-        kept = self._policy.keep(load, some) if some else ()
-        lengths = {offer.id: len(nodes) for offer, nodes in zip(some, kept, strict=True)}
-        return [lengths.get(offer.id, 0) for offer in offers]
-
-    def _note_full(self, drafts: Sequence[tuple[int, int]], seconds: float) -> bool:
+            one.read(chain)
+        running, said = len(self._running), self.played.num_tokens
         slots = self._machine.max_num_seqs
-        full = len(self._running) == slots and len(self.played.ttft) >= slots
+        full = running == slots and len(self.played.ttft) >= slots
+        for one, nodes, path in zip(emitting, kept, accepted, strict=True):
+            self._commit(one, len(nodes), len(path))
         if full:
-            self.played.num_full_tokens += sum(accepted + 1 for _, accepted in drafts)
-            self.played.full_seconds += seconds
-        return full
+            self.played.num_full_tokens += self.played.num_tokens - said
+            self.played.num_full_ended += running - len(self._running)
+            self.played.full_seconds += drafter_seconds + seconds
+        judged = [
+            one.judged(*each)
+            for one, *each in zip(emitting, widths, offers, kept, accepted, strict=True)
+        ]
+        rows = sum(map(len, kept))
+        self._note(StepRecord(load, judged, rows, drafter_seconds, seconds))
 
-    def _chains(self) -> list[tuple[_Sequence, int]]:
+    def _kept(self, load: Load, offers: Sequence[Offer]) -> list[Sequence[int]]:
+        """Nodes of each draft that are verified."""
+        some = [offer for offer in offers if offer.parents]
+        chosen = iter(self._policy.keep(load, some) if some else ())
+        return [next(chosen) if offer.parents else () for offer in offers]
+
+    def _chains(self) -> list[tuple[Running, int]]:
         """Rows of each request: its pending token, or a part of its prompt."""
         budget = self._machine.max_num_batched_tokens
         budget -= sum(not one.left_to_read for one in self._running)
@@ -298,7 +207,7 @@ class _Simulation:
                 chains.append((one, chain))
         return chains
 
-    def _clip(self, load: Load, emitting: Sequence[_Sequence]) -> list[int]:
+    def _clip(self, load: Load, emitting: Sequence[Running]) -> list[int]:
         states = [one.state for one in emitting]
         budget = self._machine.max_num_batched_tokens - load.num_rows
         widths = []
@@ -314,78 +223,53 @@ class _Simulation:
         return ratio * sum(curve.of_rows(sum(w > depth for w in widths)) for depth in depths)
 
     def _pass_seconds(
-        self, load: Load, emitting: Sequence[_Sequence], drafts: Sequence[tuple[int, int]]
+        self, load: Load, emitting: Sequence[Running], kept: Sequence[Sequence[int]]
     ) -> float:
         curve, reading = self._machine.costs.curve, self._machine.prompt_row_seconds
-        rows = load.num_rows + sum(drafted for drafted, _ in drafts)
-        read = sum(one.num_positions * n for one, (n, _) in zip(emitting, drafts, strict=True))
+        rows = load.num_rows + sum(map(len, kept))
+        read = sum(
+            one.num_positions * len(nodes) for one, nodes in zip(emitting, kept, strict=True)
+        )
         prompt_rows = 0 if reading is None else load.num_rows - load.num_requests
         seconds = curve.of_step(rows - prompt_rows, load.num_requests, load.num_positions)
         seconds += (reading or 0.0) * prompt_rows
         seconds += curve.row_position_seconds * read
         return seconds * max(0.1, self._noise.gauss(1.0, self._machine.noise))
 
-    def _commit(self, one: _Sequence, drafted: int, accepted: int) -> None:
-        first = one.num_output == 0
+    def _commit(self, one: Running, drafted: int, accepted: int) -> None:
+        first, now = one.num_output == 0, self.played.seconds
         one.counts.record(drafted, accepted, accepted + 1)
-        one.num_output += accepted + 1
+        one.emitted(now, accepted + 1)
         self.played.num_tokens += accepted + 1
-        now, arrival = self.played.seconds, one.arrival
         if first:
             one.first_token = now
-            self.played.ttft.append(now - arrival.at)
-        if one.num_output >= arrival.num_output:
+            self.played.ttft.append(now - one.at)
+        if one.left_to_say <= 0:
             self._running.remove(one)
-            if arrival.num_output > 1:
+            if one.num_answer > 1:
                 spent = now - one.first_token
-                self.played.latencies.append(spent / (arrival.num_output - 1))
+                self.played.latencies.append(spent / (one.num_answer - 1))
 
-    def _note(
-        self,
-        load: Load,
-        emitting: Sequence[_Sequence],
-        offers: Sequence[Offer],
-        widths: Sequence[int],
-        drafts: Sequence[tuple[int, int]],
-        drafter_seconds: float,
-        seconds: float,
-    ) -> None:
-        played = self.played
-        judged = [
-            Judged(
-                one.id,
-                one.arrival.request_type,
-                width,
-                *draft,
-                ended=one not in self._running,
-                offer=offer if width else None,
-                tried=_tried(offer, *draft),
-            )
-            for one, offer, width, draft in zip(emitting, offers, widths, drafts, strict=True)
-        ]
-        if emitting:
+    def _note(self, record: StepRecord) -> None:
+        played, judged = self.played, record.requests
+        if judged:
             played.num_steps += 1
             played.num_plain_steps += not any(each.speculates for each in judged)
-            played.num_asked += sum(widths)
-            played.num_emitting += len(emitting)
-        rows = sum(drafted for drafted, _ in drafts)
-        self._policy.observe(StepRecord(load, judged, rows, drafter_seconds, seconds))
+            played.num_asked += sum(each.asked for each in judged)
+            played.num_emitting += len(judged)
+        self._policy.observe(record)
+        if self._observe is not None:
+            self._observe(record)
         for each in judged:
             if each.ended:
                 self._policy.release(each.id)
 
 
-def _tried(offer: Offer, drafted: int, accepted: int) -> list[Tried]:
-    stated = offer.confidence
-    return [
-        Tried(i, None if stated is None else stated[i], i < accepted)
-        for i in range(min(accepted + 1, drafted))
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class Oracle(StaticPolicy):
-    """Knows the laws and the costs, and never has to learn: the best choice for each step."""
+    """Knows the laws and the costs, and never has to learn: the best choice for each step, all
+    tokens being worth the same.
+    """
 
     laws: Mapping[str, Law]  # by request id
     costs: Costs

@@ -24,8 +24,9 @@ from foredraft.bench.serve.sweep import Level, Settings, first_prompt
 from foredraft.core.errors import UserError
 from foredraft.planning.allocation import Costs
 from foredraft.planning.cost import CostCurve
+from foredraft.planning.laws import Arrival, Law
 from foredraft.planning.policy import FixedWidth
-from foredraft.planning.simulate import Arrival, Law, Machine, Steady, simulate
+from foredraft.planning.simulate import Machine, Steady, simulate
 
 REQUESTS_PER_CLIENT, LEAST = 5, 64  # more than any window holds
 NEAR = 0.10  # of the measured goodput
@@ -43,13 +44,7 @@ def check_simulator(result: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UserError for a result that lacks what the simulator needs.
     """
-    for key in NEEDED:
-        if key not in result:
-            raise UserError(f"the result lacks {key!r}: it must be one of `bench serve MODEL`")
-    if not any(result["lengths"]) or not result["step_costs"]["decoding"]:
-        raise UserError("no answer was measured from its start to its end: give more --seconds")
-    if "calibrated" not in result["costs"]:
-        raise UserError("the result lacks measured costs: --objective must not have been none")
+    check_has(result)
     points = {
         (point["concurrency"], result["fixed"][point["label"]]): point
         for point in result["points"]
@@ -80,6 +75,17 @@ def check_simulator(result: Mapping[str, Any]) -> dict[str, Any]:
         "agree_share_at_random": sum(len(each["tied"]) / len(widths) for each in best) / len(best),
         "passed": near == 1.0 and agree >= LEAST_AGREEMENT,
     }
+
+
+def check_has(result: Mapping[str, Any], more: Sequence[str] = ()) -> None:
+    """Raise UserError for a result that lacks what the simulator needs, or one of `more` keys."""
+    for key in (*NEEDED, *more):
+        if key not in result:
+            raise UserError(f"the result lacks {key!r}: it must be one of `bench serve MODEL`")
+    if not any(result["lengths"]) or not result["step_costs"]["decoding"]:
+        raise UserError("no answer was measured from its start to its end: give more --seconds")
+    if "calibrated" not in result["costs"]:
+        raise UserError("the result lacks measured costs: --objective must not have been none")
 
 
 def _share(entries: Sequence[Mapping[str, Any]], key: str) -> float:
