@@ -111,6 +111,8 @@ HOPELESS := --hopeless --speculative-config '{"method":"ngram"}'
 bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about an hour, on a quiet machine), and the simulator
 	$(SERVE) --output $(RESULTS)/serve.json --plot docs/planning/serve.svg
 	$(FOREDRAFT) bench simulate $(RESULTS)/serve.json --output $(RESULTS)/simulated.json
+	$(FOREDRAFT) bench replay $(MODEL) --result $(RESULTS)/serve.json --workload $(PROMPTS) --dtype bfloat16 \
+	  --output $(RESULTS)/replay.json
 	$(SERVE) $(HOPELESS) --temperature 1.2 --widths 2 --concurrency 1,8,32 --output $(RESULTS)/serve-hot.json
 	$(SERVE) $(HOPELESS) --prompt-tokens 2000 --max-tokens 8 --widths 2 --concurrency 1,8 --requests 16 --seconds 20 \
 	  --rounds 2 --output $(RESULTS)/serve-long-prompts.json

@@ -117,6 +117,20 @@ SIMULATED = {
 }  # fmt: skip
 
 
+REPLAYED = {
+    **DECODE, "kind": "replay", "largest_error": 0.04,
+    "errors": [{"concurrency": load, "label": "K=2", "error": error, "near": True}
+               for load, error in ((1, 0.01), (8, -0.04))],
+}  # fmt: skip
+
+
+def test_a_replay_says_how_far_it_is_off(tmp_path: Path) -> None:
+    (tmp_path / "replay.json").write_text(json.dumps(REPLAYED))
+    text = figures(tmp_path)
+    assert "| K=2 | +1.0% | -4.0% |" in text
+    assert "within 10% at 2 of 2 points, the worst 4.0% off" in text
+
+
 def test_serving_and_its_simulation_are_tabulated(tmp_path: Path) -> None:
     (tmp_path / "serve.json").write_text(json.dumps(SERVE))
     (tmp_path / "simulated.json").write_text(json.dumps(SIMULATED))

@@ -242,6 +242,23 @@ def _simulated(result: Result) -> str:
     return section(words, heading, rows, result)
 
 
+def _replayed(result: Result) -> str:
+    """A line a configuration: how far it is from what was measured."""
+    errors = result["errors"]
+    loads = dict.fromkeys(each["concurrency"] for each in errors)
+    rows = [
+        [label, *(f"{each['error']:+.1%}" for each in errors if each["label"] == label)]
+        for label in dict.fromkeys(each["label"] for each in errors)
+    ]
+    near = sum(each["near"] for each in errors)
+    words = (
+        f"**The replay** of that, {result['model']}: its own answers, the real drafter, the "
+        f"policies, and costs as they were measured. Tokens/s are within 10% at {near} of "
+        f"{len(errors)} points, the worst {result['largest_error']:.1%} off."
+    )
+    return section(words, ["run", *(f"{load} at once" for load in loads)], rows, result)
+
+
 def _structured(result: Result) -> str:
     """A line a configuration."""
     rows = [
@@ -271,6 +288,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "identity": _identity,
     "serve": _serve,
     "simulated": _simulated,
+    "replay": _replayed,
     "plan": plan,
     "agent-loop": agent_loop,
     "structured": _structured,

@@ -183,8 +183,10 @@ class _Simulation:
             self.played.num_full_ended += running - len(self._running)
             self.played.full_seconds += drafter_seconds + seconds
         judged = [
-            one.judged(*each)
-            for one, *each in zip(emitting, widths, offers, kept, accepted, strict=True)
+            one.judged(width, offer, nodes, path)
+            for one, width, offer, nodes, path in zip(
+                emitting, widths, offers, kept, accepted, strict=True
+            )
         ]
         rows = sum(map(len, kept))
         self._note(StepRecord(load, judged, rows, drafter_seconds, seconds))
