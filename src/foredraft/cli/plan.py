@@ -29,7 +29,6 @@ from foredraft.planning.allocation import Costs
 from foredraft.planning.best_tree import best_tree
 from foredraft.planning.cost import CostCurve, Roofline
 from foredraft.planning.laws import Law
-from foredraft.planning.simulate import Machine, compare, poisson
 from foredraft.planning.speedup import (
     best_draft_length,
     expected_tokens,
@@ -289,6 +288,8 @@ def _simulated(
     context: int,
 ) -> dict[str, Any]:
     """As many requests at once, four times as many in all, behind a context that is cached."""
+    from foredraft.planning.simulate import Machine, compare, poisson
+
     num_requests = max(8, 4 * load)
     law = Law.of(*rates)
     trace = poisson(0, num_requests, PROMPT_TOKENS, ANSWER_TOKENS, law, num_cached=context)
