@@ -327,8 +327,7 @@ void write_results(const Walk& w, const float* partials, int64_t stride) {
   for (int head = 0; head < w.heads; ++head)
     for (int q = 0; q < w.queries; ++q, partials += stride) {
       float* out = w.a.out + w.flat(head, q) * dim;
-      // Where every score was minus infinity there is no answer: what is written is not finite.
-      const Vec total = Partial{const_cast<float*>(partials), width}.empty() ? zero() : broadcast(sum_lanes(load(partials + width)));
+      const Vec total = broadcast(sum_lanes(load(partials + width)));
       for (int64_t d = 0; d < dim; d += 16)
         store_first(out + d, div(load(partials + d), total), between(dim - d, 0, 16));
     }

@@ -15,8 +15,8 @@ constexpr int kGroups = kKeyBlock / kGroup;
 constexpr int kScoreGroups = kVectorsPerPanel == 2 ? 2 : 1;
 constexpr int kScoreQueries = kVectorsPerPanel == 2 ? 12 : 6;
 constexpr int kValueGroups = kGroups;  // sums stay in registers for a whole block
-constexpr int kValueQueries = kVectorsPerPanel == 2 ? 8 : 3;
-constexpr int kValueVectors = kVectorsPerPanel == 2 ? 2 : 2;
+constexpr int kValueQueries = kVectorsPerPanel == 2 ? 6 : 3;
+constexpr int kValueVectors = kVectorsPerPanel == 2 ? 4 : 2;
 
 inline int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 inline int between(int64_t x, int lowest, int highest) {
@@ -190,8 +190,7 @@ inline void move_origin(const Partial& p, float origin) {
   p.origin() = origin;
 }
 
-// Vectors first .. last - 1 of a query's scores become weights; what is outside begin .. end - 1 weighs as good as nothing where Cut: no
-// float tells a total from one without it.
+// Vectors first .. last - 1 of a query's scores become weights; what is outside begin .. end - 1 weighs nothing where Cut.
 template <bool Cut>
 inline void weigh_scores(float* scores, int first, int last, int begin, int end, float soft_cap, const Partial& p) {
   const Vec nothing = broadcast(-__builtin_inff());

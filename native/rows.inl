@@ -49,13 +49,13 @@ inline Vec exp_lanes(Vec x) {
   return zero_where_less(x, broadcast(kLowestExponent), mul(add(e.rest, broadcast(1.0f)), e.power));
 }
 
-// 2^x for x from -126 to 127; 2^-126 below, where nothing is left beside a weight that counts; exactly 1 at 0. x = n + r with |r| <= 1/2,
-// which loses no digit; 2^r by its minimax polynomial, within 2e-9.
+// 2^x for x up to 127; 0 below -126; exactly 1 at 0. x = n + r with |r| <= 1/2, which loses no digit; 2^r by its minimax polynomial,
+// within 2e-9.
 inline Vec power_lanes(Vec x) {
-  const Vec magic = broadcast(12582912.0f);
-  const Vec clamped = max(broadcast(-126.0f), x);
+  const Vec magic = broadcast(12582912.0f), lowest = broadcast(-126.0f);
+  const Vec clamped = max(lowest, x);
   const Vec biased = add(clamped, magic);
-  const Vec n = sub(biased, magic), r = sub(clamped, n);
+  const Vec r = sub(clamped, sub(biased, magic));
   Vec p = broadcast(1.5357497e-4f);
   p = fma(p, r, broadcast(1.3398905e-3f));
   p = fma(p, r, broadcast(9.6184229e-3f));
@@ -63,7 +63,7 @@ inline Vec power_lanes(Vec x) {
   p = fma(p, r, broadcast(2.4022648e-1f));
   p = fma(p, r, broadcast(6.9314718e-1f));
   p = fma(p, r, broadcast(1.0f));
-  return times_power_of_two(p, n, biased);
+  return zero_where_less(x, lowest, mul(p, power_of_two(biased)));
 }
 
 // t / (t + 2) with t = e^2x - 1, which loses no digits near 0.

@@ -151,8 +151,6 @@ inline float sum_lanes(Vec a) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-// a 2^n, given n and also as for power_of_two.
-inline Vec times_power_of_two(Vec a, Vec, Vec biased) { return mul(a, power_of_two(biased)); }
 inline float max_lanes(Vec a) {
   const __m256 eight = _mm256_max_ps(a.lo, a.hi);
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

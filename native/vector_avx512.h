@@ -93,9 +93,6 @@ inline Vec power_of_two(Vec biased) {
                                                _mm512_set1_epi32(0x3F800000)))};
 }
 
-// a 2^n, given n and also as for power_of_two.
-inline Vec times_power_of_two(Vec a, Vec n, Vec) { return {_mm512_scalef_ps(a.v, n.v)}; }
-
 inline __m256 lower(__m512 a) { return _mm512_castps512_ps256(a); }
 inline __m256 upper(__m512 a) {
   return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1));

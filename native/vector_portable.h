@@ -148,8 +148,6 @@ inline Vec leading_bits(const Words& w) {
 inline Vec power_of_two(Vec biased) {
   return lanes([&](int i) { return from_bits((bits_of(biased.v[i]) << 23) + 0x3F800000u); });
 }
-// a 2^n, given n and also as for power_of_two.
-inline Vec times_power_of_two(Vec a, Vec, Vec biased) { return mul(a, power_of_two(biased)); }
 
 // ((i + (i+8)) + 4) + 2) + 1: the same tree in every instruction set.
 inline float sum_lanes(Vec a) {

@@ -138,7 +138,7 @@ def judge(policy: dict[int, float], **more: Any) -> dict[tuple[str, int], bool |
 
 
 def test_beyond_the_reference_passes_the_pace_is_that_of_the_largest() -> None:
-    """A line through two readings would make 8% at 8 rows 60% at 192."""
+    """8 rows read a fifth too fast would make 192 rows 9% too slow, by a line through both."""
     usual, now = Pace((1.0, 1.4, 4.0)), Pace((1.0, 1.1, 4.0))
     assert now.slowness(usual, [192]) == now.slowness(usual, [32]) == 1.0
     assert Pace((1.2, 1.6, 4.8)).slowness(usual, [192]) == pytest.approx(1.2)

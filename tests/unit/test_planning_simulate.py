@@ -12,10 +12,9 @@ import pytest
 from foredraft.planning.adaptive import AdaptivePolicy
 from foredraft.planning.allocation import Costs, Objective
 from foredraft.planning.cost import CostCurve
+from foredraft.planning.laws import Arrival, Law
 from foredraft.planning.policy import FixedWidth
 from foredraft.planning.simulate import (
-    Arrival,
-    Law,
     Machine,
     compare,
     poisson,

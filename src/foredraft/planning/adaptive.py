@@ -224,10 +224,15 @@ class AdaptivePolicy:
         kind = record.load.num_requests, record.load.num_rows, record.num_rows
         self._alike = self._alike + 1 if kind == self._kind and not asked else 0
         self._kind = kind
-        settled = self._num_steps > UNSETTLED and self._num_steps % LEARN_EVERY != 0
-        if self._alike % LOOK_EVERY == 0 if self._alike else plain_was_due or not settled:
+        if plain_was_due or self._teaches():
             self._learn_seconds(record)
         self._tracker.passed(record.seconds + record.drafter_seconds)
+
+    def _teaches(self) -> bool:
+        """Whether this step is one of those by which costs are learnt."""
+        if self._alike:
+            return self._alike % LOOK_EVERY == 0
+        return self._num_steps <= UNSETTLED or self._num_steps % LEARN_EVERY == 0
 
     def _learn_drafts(self, record: StepRecord, asked: Sequence[Judged]) -> None:
         self._learn_draft_ratio(record.drafter_seconds, asked)

@@ -157,7 +157,7 @@ def _requests(p: Measured) -> int:
 
 def never_falling(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
     """The closest sequence that never falls, by weighted squares (pool adjacent violators);
-    `weights` may be more than values, None: all alike.
+    `weights`, one a value, are alike where None.
     """
     blocks: list[tuple[float, float, int]] = []
     for i, value in enumerate(values):

@@ -94,8 +94,8 @@ class CostTracker:
 
     def _moved_curve(self) -> CostCurve:
         first, scale = self._first, np.exp(self._moved).tolist()
-        points = [a * b for a, b in zip(first.seconds, scale, strict=False)]
-        certainty = 1.0 / self._known.diagonal()
+        points = [a * b for a, b in zip(first.seconds, scale[:-2], strict=True)]
+        certainty = 1.0 / self._known.diagonal()[:-2]
         return replace(
             first,
             seconds=tuple(never_falling(points, certainty.tolist())),

@@ -21,7 +21,9 @@ from foredraft.bench.serve.prompts import of_tokens
 from foredraft.bench.serve.results import comparisons, points
 from foredraft.bench.serve.simulated import (
     LEAST,
+    NEAR,
     REQUESTS_PER_CLIENT,
+    at_usual_pace,
     check_has,
     prompt_row_seconds,
     served_curve,
@@ -54,7 +56,6 @@ from foredraft.planning.simulate import Machine, Steady, play
 from foredraft.testing.requests import draft_request
 
 NOISE = 0.03  # of a step's seconds
-NEAR = 0.10  # of the measured tokens a second
 NEEDED_TOO = ("objectives", "temperature", "method", "speculative_config", "prompt_tokens")
 Progress = Callable[[str, int, int], None]
 Answers = Mapping[str, Sequence[int]]  # token ids by prompt
@@ -309,14 +310,8 @@ def _near(point: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]
         for each in result["points"]
         if each["label"] == point["label"] and each.get("concurrency") == point["concurrency"]
     ]
-    theirs = [
-        rate * slowness
-        for rate, slowness in zip(
-            other["tokens_per_second_by_round"], other["slowness_by_round"], strict=True
-        )
-    ]
-    ours = point["tokens_per_second_by_round"]
-    error = median(a / b for a, b in zip(ours, theirs, strict=True)) - 1.0
+    rounds = zip(point["tokens_per_second_by_round"], at_usual_pace(other), strict=True)
+    error = median(ours / theirs for ours, theirs in rounds) - 1.0
     return {
         "concurrency": point["concurrency"],
         "label": point["label"],

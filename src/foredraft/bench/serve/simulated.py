@@ -88,6 +88,12 @@ def check_has(result: Mapping[str, Any], more: Sequence[str] = ()) -> None:
         raise UserError("the result lacks measured costs: --objective must not have been none")
 
 
+def at_usual_pace(point: Mapping[str, Any]) -> list[float]:
+    """Measured tokens a second of every round, as if the machine had always been as fast."""
+    rates, slowness = point["tokens_per_second_by_round"], point["slowness_by_round"]
+    return [rate * slow for rate, slow in zip(rates, slowness, strict=True)]
+
+
 def _share(entries: Sequence[Mapping[str, Any]], key: str) -> float:
     return sum(bool(entry[key]) for entry in entries) / len(entries)
 
@@ -180,12 +186,7 @@ def _line(
         [], requests=result["window"]["requests"], seconds=result["window"]["seconds"]
     ).extent(Level(concurrency=load))
     steady = Steady(window.requests, window.seconds)
-    measured = [
-        rate * slowness
-        for rate, slowness in zip(
-            point["tokens_per_second_by_round"], point["slowness_by_round"], strict=True
-        )
-    ]
+    measured = at_usual_pace(point)
     found = []
     for number in range(len(measured)):
         trace = _trace(result, number, load, _law(point, number))
