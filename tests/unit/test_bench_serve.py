@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import islice, pairwise
 from statistics import mean, quantiles
 from typing import Any
@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foredraft.bench.pace import SHARE, Interludes, Pace, Reading, Reference, pace_of
 from foredraft.bench.serve import traffic
 from foredraft.bench.serve.arrivals import Job, Prompt, Source, by_turns, poisson
 from foredraft.bench.serve.steps import LoggedStep, StepCosts, StepCounts, StepLog
 from foredraft.bench.serve.sweep import turns
-from foredraft.bench.serve.traces import Emission, Trace, Window, figures, percentile
-from foredraft.bench.serve.traffic import Chunk, Extent, closed_loop, open_loop
+from foredraft.bench.serve.traces import Emission, Pauses, Trace, Window, figures, percentile
+from foredraft.bench.serve.traffic import Chunk, Extent, Observed, closed_loop, open_loop
 from foredraft.bench.workload import Item
 from foredraft.core.errors import UserError
 from foredraft.planning.policy import Judged, Load, StepRecord
@@ -303,6 +304,63 @@ def test_the_log_gives_the_steps_whose_middle_lies_in_the_window() -> None:
     kept = log.take(Window(1.0, 2.7))
     assert len(kept) == 2  # of those that end at 2 and at 3
     assert log.take(Window(0.0, 9.0)) == []
+
+
+class Passes(Reference):
+    """Reference passes that take what is said, on a clock of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float]) -> None:
+        self.now, self._seconds = 100.0, seconds
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+    def read(self, kind: int) -> Reading:
+        start, self.now = self.now, self.now + self._seconds[kind]
+        return Reading(kind, start, self.now)
+
+
+def test_reference_passes_take_their_share_of_the_time_and_each_kind_as_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = Passes(monkeypatch, (1.0, 2.0, 3.0, 6.0))
+    interludes = Interludes(passes)
+    for _ in range(10_000):
+        interludes.once()
+        passes.now += 0.5
+    readings = interludes.take()
+    spent = [sum(each.seconds for each in readings if each.kind == kind) for kind in range(4)]
+    assert sum(spent) / (passes.now - 100.0) == pytest.approx(SHARE, rel=0.05)
+    assert max(spent) - min(spent) <= 6.0
+    assert pace_of(readings) == Pace((1.0, 2.0, 3.0, 6.0))
+    assert interludes.take() == []
+    assert pace_of(readings[:3]) is None  # the fourth kind wasn't read
+
+
+def test_the_pace_of_a_stretch_is_its_mean_speed() -> None:
+    """Half of the time at half the speed: 3/4 of the work gets done; one slow moment is none."""
+    of_kinds = ((1.0, 2.0) * 4, (1.0, 1.0, 9.0), (1.0, 3.0), (1.0, 1.0, 1.0, 1.0, 9.0, 0.1))
+    readings = [Reading(kind, 0.0, s) for kind, each in enumerate(of_kinds) for s in each]
+    pace = pace_of(readings)
+    assert pace is not None
+    assert pace.seconds == pytest.approx((4 / 3, 1.0, 1.5, 1.0))
+
+
+def test_a_pause_is_in_no_step_and_in_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = Passes(monkeypatch, (4.0, 4.0, 4.0, 4.0))
+    log = StepLog(Interludes(passes))
+    for _ in range(3):
+        passes.now += 1.0
+        log.stepped(record((0, 0, 0)))
+    assert [step.cycle for step in log.steps] == [None, 1.0, 1.0]
+    pauses = Pauses([(10.0, 14.0), (20.0, 21.0)])
+    assert [pauses.without(at) for at in (9.0, 10.0, 12.0, 14.0, 16.0, 20.5, 25.0)] == [
+        9.0, 10.0, 10.0, 10.0, 12.0, 16.0, 20.0,
+    ]  # fmt: skip
+    trace = Trace(0, 8.0, emissions=[Emission(9.0, 1), Emission(15.0, 2), Emission(22.0, 1)])
+    seen = Observed(Window(8.5, 23.0), [trace], waiting=1).without(pauses)
+    assert seen.window == Window(8.5, 18.0)
+    assert [each.at for each in seen.traces[0].emissions] == [9.0, 11.0, 17.0]
+    assert (seen.traces[0].submitted, seen.waiting) == (8.0, 1)
+    assert trace.emissions[1].at == 15.0
 
 
 def test_costs_are_kept_by_what_steps_carried() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from foredraft.bench.pace import Pace
+from foredraft.bench.pace import Pace, Reference
 from foredraft.bench.serve.arrivals import Job, Prompt
 from foredraft.bench.serve.engines import EngineServer, Variant, variants
 from foredraft.bench.serve.plot import draw
@@ -102,12 +102,12 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 def test_figures_of_different_minutes_are_compared_at_equal_pace() -> None:
     """Twice as slow at few rows and as fast at many: only what ran few rows is corrected."""
-    slow, fast = Pace((2.0, 2.0, 4.0)), Pace((1.0, 1.0, 4.0))
-    found, level = Measured(readings=[slow] * 3 + [fast] * 4), Level(concurrency=1)
-    rounds = {"plain": [(60.0, 1, 1), (120.0, 6, 1)], "K=2": [(90.0, 5, 1)] * 2}
+    slow, fast = Pace((2.0, 2.0, 2.0, 4.0)), Pace((1.0, 1.0, 2.0, 4.0))
+    found, level = Measured(), Level(concurrency=1)
+    rounds = {"plain": [(60.0, slow, 1), (120.0, fast, 1)], "K=2": [(90.0, fast, 1)] * 2}
     for label, samples in rounds.items():
-        for rate, moment, rows in samples:
-            found.add(label, level, replace(sample(rate), moment=moment, step_rows=[rows] * 7))
+        for rate, pace, rows in samples:
+            found.add(label, level, replace(sample(rate), pace=pace, step_rows=[rows] * 7))
     plain, other = points(found)
     assert plain["slowness_by_round"] == pytest.approx([2.0, 1.0])
     assert plain["tokens_per_second_at_equal_pace"] == pytest.approx(120.0)
@@ -115,15 +115,8 @@ def test_figures_of_different_minutes_are_compared_at_equal_pace() -> None:
     assert other["slowness_by_round"] == pytest.approx([1.0, 1.0])
     (ratios,) = comparisons(found, ["K=2"])
     assert ratios["tokens_per_second"]["over_plain"]["p50"] == pytest.approx(0.75)
-    crowd = replace(sample(50.0), moment=1, step_rows=[32])
+    crowd = replace(sample(50.0), pace=slow, step_rows=[32])
     assert found.slowness(crowd) == 1.0
-
-
-def test_one_reading_of_the_pace_that_is_far_off_changes_nothing() -> None:
-    usual, far = Pace((1.0, 1.0, 4.0)), Pace((1.7, 1.7, 6.8))
-    found = Measured(readings=[usual, usual, far, usual, usual])
-    for moment in range(1, 5):
-        assert found.slowness(replace(sample(50.0), moment=moment, step_rows=[1])) == 1.0
 
 
 def judge(policy: dict[int, float], **more: Any) -> dict[tuple[str, int], bool | None]:
@@ -139,9 +132,9 @@ def judge(policy: dict[int, float], **more: Any) -> dict[tuple[str, int], bool |
 
 def test_beyond_the_reference_passes_the_pace_is_that_of_the_largest() -> None:
     """8 rows read a fifth too fast would make 192 rows 9% too slow, by a line through both."""
-    usual, now = Pace((1.0, 1.4, 4.0)), Pace((1.0, 1.1, 4.0))
+    usual, now = Pace((1.0, 1.2, 1.8, 4.0)), Pace((1.0, 1.2, 1.4, 4.0))
     assert now.slowness(usual, [192]) == now.slowness(usual, [32]) == 1.0
-    assert Pace((1.2, 1.6, 4.8)).slowness(usual, [192]) == pytest.approx(1.2)
+    assert Pace((1.2, 1.44, 2.16, 4.8)).slowness(usual, [192]) == pytest.approx(1.2)
 
 
 def test_promises_are_judged_where_they_are_made() -> None:
@@ -180,7 +173,8 @@ def test_a_policy_is_seen_behind_a_threshold_too(
 ) -> None:
     monkeypatch.setattr(build, "cost_curve", lambda *_, **__: CURVE)
     config = {"method": "ngram", "policy": "adaptive", "draft_confidence_threshold": threshold}
-    server = EngineServer(tiny_model(), Variant("adaptive", config), 0.0, {})
+    model = tiny_model()
+    server = EngineServer(model, Variant("adaptive", config), 0.0, {}, Reference(model))
     policy = server.policy
     asyncio.run(server.close())
     assert server.learns

@@ -74,17 +74,17 @@ async def bench_engines(
     engine = _engine_settings(loaded, comparison, settings, longest)
     chosen = variants(comparison.base, comparison.widths, comparison.objectives)
     costs: dict[str, Any] = {}
+    reference = Reference(loaded)
     async with AsyncExitStack() as stack:
         servers = []
         for variant in chosen:
-            server = EngineServer(loaded, variant, settings.temperature, engine)
+            server = EngineServer(loaded, variant, settings.temperature, engine, reference)
             stack.push_async_callback(server.close)
             servers.append(server)
             if server.policy is not None:
                 costs.setdefault("calibrated", server.policy.costs.curve.as_json())
-        reference = Reference(loaded)
         with what_is_there_stays():
-            measured = await Sweep(servers, prompts, settings, reference.pace).run(progress)
+            measured = await Sweep(servers, prompts, settings).run(progress)
         for server in servers:
             server.check_drafter()
             if server.policy is not None:

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from foredraft.bench.pace import Interludes, Reading, Reference
 from foredraft.bench.serve.arrivals import Job
 from foredraft.bench.serve.steps import Counters, LoggedStep, StepLog
 from foredraft.bench.serve.traces import Window
@@ -66,6 +67,7 @@ class EngineServer:
         variant: Variant,
         temperature: float,
         settings: Mapping[str, Any],
+        reference: Reference,
     ) -> None:
         """`settings`: of the engine. Prompts share no pages: each round asks the same again."""
         self.variant = variant
@@ -76,7 +78,7 @@ class EngineServer:
             enable_prefix_caching=False,
             **settings,
         )
-        self._log = StepLog()
+        self._log, self._interludes = StepLog(), Interludes(reference)
         self.engine.engine.observers.append(self._log)
 
     @property
@@ -104,6 +106,12 @@ class EngineServer:
 
     def take_steps(self, window: Window) -> Sequence[LoggedStep]:
         return self._log.take(window)
+
+    def read_pace(self, on: bool) -> None:
+        self._log.interludes = self._interludes if on else None
+
+    def take_readings(self) -> Sequence[Reading]:
+        return self._interludes.take()
 
     @property
     def policy(self) -> AdaptivePolicy | None:

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from foredraft.bench.pace import Reading
 from foredraft.bench.serve.arrivals import Job
 from foredraft.bench.serve.steps import LoggedStep
 from foredraft.bench.serve.traces import Window
@@ -64,6 +65,13 @@ class RemoteServer:
 
     def take_steps(self, window: Window) -> Sequence[LoggedStep]:
         """Nor its steps."""
+        return ()
+
+    def read_pace(self, on: bool) -> None:
+        """Nothing runs between its steps."""
+
+    def take_readings(self) -> Sequence[Reading]:
+        """So nothing is read."""
         return ()
 
     async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:

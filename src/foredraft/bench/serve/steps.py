@@ -13,6 +13,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
+from foredraft.bench.pace import Interludes
 from foredraft.bench.serve.traces import Window
 from foredraft.engine.observing import Commit
 from foredraft.engine.request import Request
@@ -36,10 +37,14 @@ class LoggedStep:
 
 
 class StepLog:
-    """Remembers every step of the engine that it observes."""
+    """Remembers every step of the engine that it observes. With `interludes` it may run a reference
+    pass after a step, which no step's time contains.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, interludes: Interludes | None = None) -> None:
         self.steps: list[LoggedStep] = []
+        self.interludes = interludes
+        self._paused = 0.0  # seconds since the last step
 
     def committed(self, commits: Sequence[Commit]) -> None:
         """Nothing that the step's record doesn't say."""
@@ -49,8 +54,9 @@ class StepLog:
         judged = [replace(each, offer=None, tried=()) for each in record.requests]
         record = replace(record, requests=judged)
         now = time.perf_counter()
-        cycle = now - self.steps[-1].at if self.steps else None
+        cycle = now - self.steps[-1].at - self._paused if self.steps else None
         self.steps.append(LoggedStep(record, now, cycle))
+        self._paused = self.interludes.once() if self.interludes is not None else 0.0
 
     def ended(self, requests: Sequence[Request]) -> None:
         """Nothing: clients see how requests end."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from foredraft.bench.pace import Pace, middle
+from foredraft.bench.pace import Pace, Reading, middle, pace_of
 from foredraft.bench.serve.arrivals import Prompt, Source, poisson
 from foredraft.bench.serve.steps import Counters, LoggedStep, StepCosts, StepCounts
-from foredraft.bench.serve.traces import Figures, Window, figures
+from foredraft.bench.serve.traces import Figures, Pauses, Window, figures
 from foredraft.bench.serve.traffic import (
     WARM_SHARE,
     Extent,
@@ -31,7 +31,6 @@ Progress = Callable[[str, int, int], None]  # what, done, of
 WARM_UP_REQUESTS = 8
 REQUESTS, REQUESTS_PER_CLIENT = 8, 2  # that end in a window
 IDLE = 0.05  # seconds after which a server has ended what was cancelled
-BESIDE = 2  # readings of the pace on either side of a measurement: one of them may be far off
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Sample:
     outputs: Mapping[int, Sequence[int]]  # token ids by request, as far as they had come
     waiting: int
     mean_acceptance_length: float | None = None  # as a server states it
-    moment: int | None = None  # readings of the machine's pace before it; None: there are none
+    pace: Pace | None = None  # of the machine meanwhile; None: it wasn't read
     step_rows: Sequence[int] = ()  # of every step
 
 
@@ -103,9 +102,8 @@ class Measured:
 
     samples: dict[tuple[str, Level], list[Sample]] = field(default_factory=dict)  # by round
     warm_up: dict[str, dict[str, float]] = field(default_factory=dict)
-    # Of closed loops, with their moments.
-    steps: list[tuple[LoggedStep, int | None]] = field(default_factory=list)
-    readings: list[Pace] = field(default_factory=list)  # of the machine's pace
+    # Of closed loops, with the machine's pace meanwhile.
+    steps: list[tuple[LoggedStep, Pace | None]] = field(default_factory=list)
     lengths: dict[str, tuple[int, int]] = field(default_factory=dict)  # prompt and output, by id
 
     def add(self, label: str, level: Level, sample: Sample) -> None:
@@ -113,21 +111,23 @@ class Measured:
 
     def slowness(self, sample: Sample) -> float:
         """How many times longer than at the usual pace the sample's steps took, by the reference
-        passes beside it; 1 without these.
+        passes between them; 1 without these.
         """
-        return self._slowness(sample.moment, sample.step_rows)
-
-    def _slowness(self, moment: int | None, step_rows: Sequence[int]) -> float:
-        if moment is None:
+        if sample.pace is None:
             return 1.0
-        beside = self.readings[max(0, moment - BESIDE) : moment + BESIDE]
-        return middle(beside).slowness(middle(self.readings), step_rows)
+        return sample.pace.slowness(self._usual_pace(), sample.step_rows)
+
+    def _usual_pace(self) -> Pace:
+        """The median of all samples."""
+        samples = [sample for each in self.samples.values() for sample in each]
+        return middle([sample.pace for sample in samples if sample.pace is not None])
 
     def step_costs(self) -> StepCosts:
         """What steps cost at the usual pace."""
-        costs = StepCosts()
-        for step, moment in self.steps:
-            costs.add(step, self._slowness(moment, [step.record.num_rows]))
+        costs, usual = StepCosts(), self._usual_pace() if any(p for _, p in self.steps) else None
+        for step, pace in self.steps:
+            rows = [step.record.num_rows]
+            costs.add(step, pace.slowness(usual, rows) if pace and usual else 1.0)
         return costs
 
     @property
@@ -169,6 +169,12 @@ class Measurable(Server, Protocol):
     def take_steps(self, window: Window) -> Sequence[LoggedStep]:
         """The steps of a window; they are forgotten then."""
 
+    def read_pace(self, on: bool) -> None:
+        """Whether reference passes run between its steps, where that can be."""
+
+    def take_readings(self) -> Sequence[Reading]:
+        """The reference passes that ran; they are forgotten then."""
+
 
 class Sweep:
     """Measures servers, which live from the first round to the last: what a policy has learnt it
@@ -180,13 +186,8 @@ class Sweep:
         servers: Sequence[Measurable],
         prompts: Sequence[Prompt],
         settings: Settings,
-        reference: Callable[[], Pace] | None = None,
     ) -> None:
-        """`reference` is asked for the machine's pace before the first measurement and after each,
-        while no server has anything to do.
-        """
         self._servers, self._prompts, self._settings = servers, prompts, settings
-        self._reference = reference
         self.measured = Measured()
 
     async def run(self, progress: Progress) -> Measured:
@@ -195,7 +196,6 @@ class Sweep:
             await self._warm_up(server)
             progress("warm-up", done, len(self._servers))
         settings, number = self._settings, 0
-        self._read_pace()
         total = settings.rounds * len(self._servers)
         for round_number in range(settings.rounds):
             for level in settings.levels:
@@ -239,7 +239,9 @@ class Sweep:
         if level.concurrency is not None:
             jobs = source.jobs(level.concurrency)
             extent = settings.extent(level)
+            server.read_pace(True)  # not in open loops, whose arrivals wait for nobody
             observed = await closed_loop(server, jobs, level.concurrency, extent, opens=opens)
+            server.read_pace(False)
         else:
             rate = float(level.rate or 0.0)
             number = settings.arrivals(rate)
@@ -250,11 +252,6 @@ class Sweep:
         counters = after.since(before[0]) if after and before and before[0] else None
         self._note(server, level, observed, counters)
         await asyncio.sleep(IDLE)
-        self._read_pace()
-
-    def _read_pace(self) -> None:
-        if self._reference is not None:
-            self.measured.readings.append(self._reference())
 
     def _note(
         self,
@@ -263,10 +260,11 @@ class Sweep:
         observed: Observed,
         counters: Counters | None,
     ) -> None:
-        moment = len(self.measured.readings) or None
-        steps = server.take_steps(observed.window)
+        steps, readings = server.take_steps(observed.window), server.take_readings()
+        pace = pace_of([each for each in readings if observed.window.holds(each.end)])
+        observed = observed.without(Pauses([(each.start, each.end) for each in readings]))
         if level.concurrency is not None:  # arrivals by chance leave a server idle
-            self.measured.steps += [(step, moment) for step in steps]
+            self.measured.steps += [(step, pace) for step in steps]
         told = [each.mean_acceptance_length for each in observed.traces]
         stated = [each for each in told if each is not None]
         sample = Sample(
@@ -276,7 +274,7 @@ class Sweep:
             {trace.index: tuple(trace.token_ids) for trace in observed.traces},
             observed.waiting,
             sum(stated) / len(stated) if stated else None,
-            moment,
+            pace,
             [step.record.num_rows for step in steps],
         )
         self.measured.add(server.label, level, sample)

@@ -17,7 +17,7 @@ from math import inf
 from typing import Protocol
 
 from foredraft.bench.serve.arrivals import Job
-from foredraft.bench.serve.traces import Emission, Trace, Window
+from foredraft.bench.serve.traces import Emission, Pauses, Trace, Window
 from foredraft.core.errors import UserError
 
 WARM_SHARE = 0.25  # of the arrivals of an open loop come before the window
@@ -52,6 +52,11 @@ class Observed:
     window: Window
     traces: list[Trace]
     waiting: int = 0  # sent and without a first token when the window closed
+
+    def without(self, pauses: Pauses) -> Observed:
+        """The same, at the times that it would have been if the server had not paused."""
+        traces = [pauses.trace(trace) for trace in self.traces]
+        return Observed(pauses.window(self.window), traces, self.waiting)
 
 
 @dataclass(slots=True)
