@@ -113,21 +113,19 @@ class Measured:
         """How many times longer than at the usual pace the sample's steps took, by the reference
         passes between them; 1 without these.
         """
-        if sample.pace is None:
-            return 1.0
-        return sample.pace.slowness(self._usual_pace(), sample.step_rows)
+        return _slowness(sample.pace, self._usual_pace(), sample.step_rows)
 
-    def _usual_pace(self) -> Pace:
-        """The median of all samples."""
-        samples = [sample for each in self.samples.values() for sample in each]
-        return middle([sample.pace for sample in samples if sample.pace is not None])
+    def _usual_pace(self) -> Pace | None:
+        """The median of all samples; None where no pace was read."""
+        paces = [sample.pace for each in self.samples.values() for sample in each]
+        read = [each for each in paces if each is not None]
+        return middle(read) if read else None
 
     def step_costs(self) -> StepCosts:
         """What steps cost at the usual pace."""
-        costs, usual = StepCosts(), self._usual_pace() if any(p for _, p in self.steps) else None
+        costs, usual = StepCosts(), self._usual_pace()
         for step, pace in self.steps:
-            rows = [step.record.num_rows]
-            costs.add(step, pace.slowness(usual, rows) if pace and usual else 1.0)
+            costs.add(step, _slowness(pace, usual, [step.record.num_rows]))
         return costs
 
     @property
@@ -137,6 +135,10 @@ class Measured:
     @property
     def levels(self) -> list[Level]:
         return list(dict.fromkeys(level for _, level in self.samples))
+
+
+def _slowness(pace: Pace | None, usual: Pace | None, step_rows: Sequence[int]) -> float:
+    return 1.0 if pace is None or usual is None else pace.slowness(usual, step_rows)
 
 
 def first_prompt(round_number: int, num_prompts: int, rounds: int) -> int:
