@@ -16,9 +16,10 @@ from foredraft.bench.pace import SHARE, Interludes, Pace, Reading, Reference, pa
 from foredraft.bench.serve import traffic
 from foredraft.bench.serve.arrivals import Job, Prompt, Source, by_turns, poisson
 from foredraft.bench.serve.steps import LoggedStep, StepCosts, StepCounts, StepLog
-from foredraft.bench.serve.sweep import turns
-from foredraft.bench.serve.traces import Emission, Pauses, Trace, Window, figures, percentile
-from foredraft.bench.serve.traffic import Chunk, Extent, Observed, closed_loop, open_loop
+from foredraft.bench.serve.sweep import order_of
+from foredraft.bench.serve.traces import Emission, Trace, Window, figures, percentile
+from foredraft.bench.serve.traffic import Chunk, Extent, closed_loop, open_loop
+from foredraft.bench.serve.turns import Clock
 from foredraft.bench.workload import Item
 from foredraft.core.errors import UserError
 from foredraft.planning.policy import Judged, Load, StepRecord
@@ -59,7 +60,7 @@ def test_tasks_take_turns() -> None:
 
 
 def test_configurations_take_turns_at_every_place() -> None:
-    orders = [turns(3, number) for number in range(6)]
+    orders = [order_of(3, number) for number in range(6)]
     assert all(sorted(order) == [0, 1, 2] for order in orders)
     assert orders[0] == [0, 1, 2]
     assert orders[1] == [0, 2, 1]
@@ -113,20 +114,22 @@ def test_a_share_beyond_everything_is_refused() -> None:
 
 
 class Clockwork:
-    """A server and a clock: every waiting request gets a token a tick."""
+    """A server and its clock: every waiting request gets a token a tick."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int = 1) -> None:
-        self.now, self.in_flight, self.most, self.sent = 0.0, 0, 0, 0
+    def __init__(self, tokens: int = 1) -> None:
+        self.at, self.in_flight, self.most, self.sent = 0.0, 0, 0, 0
         self.tokens = tokens
-        monkeypatch.setattr(traffic.time, "perf_counter", lambda: self.now)
         self._tick: asyncio.Future[None] | None = None
+
+    def now(self) -> float:
+        return self.at
 
     async def run(self) -> None:
         """Ticks of a second, each when everybody has done what the last one let them do."""
         while True:
             for _ in range(20):
                 await asyncio.sleep(0)
-            self.now += 1.0
+            self.at += 1.0
             tick, self._tick = self._tick, None
             if tick is not None:
                 tick.set_result(None)
@@ -140,7 +143,7 @@ class Clockwork:
                 if self._tick is None:
                     self._tick = asyncio.get_running_loop().create_future()
                 await self._tick
-                yield Chunk(self.now, min(self.tokens, left), [7] * min(self.tokens, left))
+                yield Chunk(self.at, min(self.tokens, left), [7] * min(self.tokens, left))
         finally:
             self.in_flight -= 1
 
@@ -160,14 +163,14 @@ def measured(clockwork: Clockwork, measuring: Any) -> traffic.Observed:
 @pytest.fixture
 def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     monkeypatch.setattr(traffic, "SETTLE", 0.0)
-    return Clockwork(monkeypatch)
+    return Clockwork()
 
 
 def test_a_closed_loop_is_measured_while_it_is_full(clockwork: Clockwork) -> None:
     opened: list[float] = []
     jobs = Source(PROMPTS, max_tokens=8).jobs(first_wave=4)
     measuring = closed_loop(
-        clockwork, jobs, 4, Extent(6, 1e9), opens=lambda: opened.append(clockwork.now)
+        clockwork, jobs, 4, Extent(6, 1e9), opens=lambda: opened.append(clockwork.now())
     )
     observed = measured(clockwork, measuring)
     assert opened == [1.0]  # when the fourth client had its first token
@@ -199,6 +202,18 @@ def test_an_open_loop_counts_from_a_quarter_of_its_arrivals_on(clockwork: Clockw
     assert clockwork.in_flight == 0
 
 
+class AtOnce:
+    """A server that says a token as soon as it is asked."""
+
+    at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
+        yield Chunk(self.at, 1)
+
+
 @pytest.mark.parametrize(
     ("times", "opens", "closes", "sent"),
     [
@@ -210,20 +225,15 @@ def test_an_open_loop_counts_from_a_quarter_of_its_arrivals_on(clockwork: Clockw
 )
 def test_an_open_loop_ends_with_its_time(monkeypatch, times, opens, closes, sent) -> None:
     """Twelve seconds, after four to warm up."""
-    now = [0.0]
+    server = AtOnce()
 
-    class Prompt:
-        async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
-            yield Chunk(now[0], 1)
-
-    async def until(moment: float) -> None:
-        now[0] = max(now[0], moment)
+    async def until(_: AtOnce, moment: float) -> None:
+        server.at = max(server.at, moment)
         for _ in range(3):
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(traffic.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(traffic, "_until", until)
-    observed = asyncio.run(open_loop(Prompt(), Source(PROMPTS, 3).jobs(), times, 12.0))
+    observed = asyncio.run(open_loop(server, Source(PROMPTS, 3).jobs(), times, 12.0))
     assert (observed.window.start, observed.window.end) == pytest.approx((opens, closes))
     assert len(observed.traces) == sent
     assert observed.waiting == 0
@@ -233,18 +243,13 @@ def test_an_open_loop_does_not_look_at_all_requests_for_each(monkeypatch) -> Non
     """Ten thousand at once are ten thousand times the work of one."""
     looked = []
     monkeypatch.setattr(traffic, "_raise_failure", lambda tasks: looked.extend(tasks))
-
-    class Prompt:
-        async def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
-            yield Chunk(0.0, 1)
-
     jobs, times = Source(PROMPTS, 3).jobs(), [0.0] * 10_000
-    observed = asyncio.run(open_loop(Prompt(), jobs, times, 3600.0))
+    observed = asyncio.run(open_loop(AtOnce(), jobs, times, 3600.0))
     assert len(observed.traces) == 10_000
     assert len(looked) <= 10_000
 
 
-class Failing:
+class Failing(AtOnce):
     """A server that breaks off, or says nothing at all."""
 
     def __init__(self, error: Exception | None) -> None:
@@ -299,7 +304,7 @@ def test_steps_add_up() -> None:
 
 
 def test_the_log_gives_the_steps_whose_middle_lies_in_the_window() -> None:
-    log = StepLog()
+    log = StepLog(Clock())
     log.steps = [LoggedStep(record((0, 0, 0)), at) for at in (1.0, 2.0, 3.0)]  # 0.75 long each
     kept = log.take(Window(1.0, 2.7))
     assert len(kept) == 2  # of those that end at 2 and at 3
@@ -344,23 +349,23 @@ def test_the_pace_of_a_stretch_is_its_mean_speed() -> None:
     assert pace.seconds == pytest.approx((4 / 3, 1.0, 1.5, 1.0))
 
 
-def test_a_pause_is_in_no_step_and_in_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_stands_still_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = Passes(monkeypatch, (4.0, 4.0, 4.0, 4.0))
-    log = StepLog(Interludes(passes))
+    clock, interludes = Clock(), Interludes(passes)
+    log = StepLog(clock, lambda: told.append((clock.now(), interludes.once())))
+    told: list[tuple[float, float]] = []
     for _ in range(3):
         passes.now += 1.0
         log.stepped(record((0, 0, 0)))
+    # The second pass is not due yet.
+    assert told == [(101.0, 4.0), (102.0, 0.0), (103.0, 0.0)]
+    assert [step.at for step in log.steps] == [101.0, 102.0, 103.0]
     assert [step.cycle for step in log.steps] == [None, 1.0, 1.0]
-    pauses = Pauses([(10.0, 14.0), (20.0, 21.0)])
-    assert [pauses.without(at) for at in (9.0, 10.0, 12.0, 14.0, 16.0, 20.5, 25.0)] == [
-        9.0, 10.0, 10.0, 10.0, 12.0, 16.0, 20.0,
+    assert clock.now() == 103.0
+    # What is past is told by the clock as well; within a pass it is the pass's start.
+    assert [clock.of(at) for at in (99.0, 101.0, 103.0, 105.0, 105.5)] == [
+        99.0, 101.0, 101.0, 101.0, 101.5,
     ]  # fmt: skip
-    trace = Trace(0, 8.0, emissions=[Emission(9.0, 1), Emission(15.0, 2), Emission(22.0, 1)])
-    seen = Observed(Window(8.5, 23.0), [trace], waiting=1).without(pauses)
-    assert seen.window == Window(8.5, 18.0)
-    assert [each.at for each in seen.traces[0].emissions] == [9.0, 11.0, 17.0]
-    assert (seen.traces[0].submitted, seen.waiting) == (8.0, 1)
-    assert trace.emissions[1].at == 15.0
 
 
 def test_costs_are_kept_by_what_steps_carried() -> None:

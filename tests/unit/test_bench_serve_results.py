@@ -26,6 +26,7 @@ from foredraft.bench.serve.steps import Counters, StepCounts
 from foredraft.bench.serve.sweep import Level, Measured, Sample
 from foredraft.bench.serve.traces import Figures
 from foredraft.bench.serve.traffic import Chunk
+from foredraft.bench.serve.turns import Turns
 from foredraft.bench.serve.verdicts import verdicts
 from foredraft.core.errors import UserError
 from foredraft.engine import build
@@ -100,8 +101,8 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert compared[2]["tokens_per_second_per_request"]["over_plain"]["p50"] == 1.0
 
 
-def test_figures_of_different_minutes_are_compared_at_equal_pace() -> None:
-    """Twice as slow at few rows and as fast at many: only what ran few rows is corrected."""
+def test_how_slow_the_machine_was_depends_on_the_rows() -> None:
+    """Twice as slow at few rows and as fast at many."""
     slow, fast = Pace((2.0, 2.0, 2.0, 4.0)), Pace((1.0, 1.0, 2.0, 4.0))
     found, level = Measured(), Level(concurrency=1)
     rounds = {"plain": [(60.0, slow, 1), (120.0, fast, 1)], "K=2": [(90.0, fast, 1)] * 2}
@@ -110,11 +111,7 @@ def test_figures_of_different_minutes_are_compared_at_equal_pace() -> None:
             found.add(label, level, replace(sample(rate), pace=pace, step_rows=[rows] * 7))
     plain, other = points(found)
     assert plain["slowness_by_round"] == pytest.approx([2.0, 1.0])
-    assert plain["tokens_per_second_at_equal_pace"] == pytest.approx(120.0)
-    assert plain["tokens_per_second"] == 90.0
     assert other["slowness_by_round"] == pytest.approx([1.0, 1.0])
-    (ratios,) = comparisons(found, ["K=2"])
-    assert ratios["tokens_per_second"]["over_plain"]["p50"] == pytest.approx(0.75)
     crowd = replace(sample(50.0), pace=slow, step_rows=[32])
     assert found.slowness(crowd) == 1.0
 
@@ -174,7 +171,7 @@ def test_a_policy_is_seen_behind_a_threshold_too(
     monkeypatch.setattr(build, "cost_curve", lambda *_, **__: CURVE)
     config = {"method": "ngram", "policy": "adaptive", "draft_confidence_threshold": threshold}
     model = tiny_model()
-    server = EngineServer(model, Variant("adaptive", config), 0.0, {}, Reference(model))
+    server = EngineServer(model, Variant("adaptive", config), 0.0, {}, Reference(model), Turns())
     policy = server.policy
     asyncio.run(server.close())
     assert server.learns

@@ -2,9 +2,9 @@
 
 Knows passes of a model and a clock; knows no server and no load. Two cores of a shared machine are
 faster in one minute than in the next, by a fifth and more, at few rows (memory) otherwise than at
-many (arithmetic): what was measured in different minutes is compared at equal pace. The passes run
-between a busy server's steps: behind an idle moment such a machine is now and then half as fast for
-up to a second, which a busy server is not.
+many (arithmetic): what was measured in different minutes is put on one footing by it. The passes
+run between a busy server's steps: behind an idle moment such a machine is now and then half as fast
+for up to a second, which a busy server is not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from foredraft.planning.cost import CostCurve
 
 ROWS = (1, 4, 12, 32)  # requests of one row
 CONTEXT = 256  # positions of each
-SHARE = 0.12  # of a busy server's time
+SHARE = 0.05  # of a busy server's time
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from foredraft.bench.serve.prompts import of_texts, of_tokens
 from foredraft.bench.serve.remote import RemoteServer
 from foredraft.bench.serve.results import comparisons, points
 from foredraft.bench.serve.sweep import Measured, Progress, Settings, Sweep
+from foredraft.bench.serve.turns import Turns
 from foredraft.bench.serve.verdicts import verdicts
 from foredraft.bench.workload import Item
 from foredraft.core.errors import UserError
@@ -74,11 +75,11 @@ async def bench_engines(
     engine = _engine_settings(loaded, comparison, settings, longest)
     chosen = variants(comparison.base, comparison.widths, comparison.objectives)
     costs: dict[str, Any] = {}
-    reference = Reference(loaded)
+    reference, turns = Reference(loaded), Turns()
     async with AsyncExitStack() as stack:
         servers = []
         for variant in chosen:
-            server = EngineServer(loaded, variant, settings.temperature, engine, reference)
+            server = EngineServer(loaded, variant, settings.temperature, engine, reference, turns)
             stack.push_async_callback(server.close)
             servers.append(server)
             if server.policy is not None:

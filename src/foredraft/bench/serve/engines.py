@@ -15,6 +15,7 @@ from foredraft.bench.serve.arrivals import Job
 from foredraft.bench.serve.steps import Counters, LoggedStep, StepLog
 from foredraft.bench.serve.traces import Window
 from foredraft.bench.serve.traffic import Chunk
+from foredraft.bench.serve.turns import Clock, Turns
 from foredraft.core.sampling_params import SamplingParams
 from foredraft.engine.async_engine import AsyncEngine
 from foredraft.models.load import LoadedModel
@@ -59,7 +60,7 @@ def variants(
 
 
 class EngineServer:
-    """An engine that serves this process, and the log of its steps."""
+    """An engine that serves this process, in turns with others, and the log of its steps."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class EngineServer:
         temperature: float,
         settings: Mapping[str, Any],
         reference: Reference,
+        turns: Turns,
     ) -> None:
         """`settings`: of the engine. Prompts share no pages: each round asks the same again."""
         self.variant = variant
@@ -78,7 +80,9 @@ class EngineServer:
             enable_prefix_caching=False,
             **settings,
         )
-        self._log, self._interludes = StepLog(), Interludes(reference)
+        self._turns, self._interludes = turns, Interludes(reference)
+        self._clock = Clock()
+        self._log = StepLog(self._clock, self._between_steps)
         self.engine.engine.observers.append(self._log)
 
     @property
@@ -98,7 +102,7 @@ class EngineServer:
         )
         async with aclosing(self.engine.stream(list(job.prompt.token_ids), params)) as deltas:
             async for delta in deltas:
-                yield Chunk(delta.emitted_at, len(delta.token_ids), delta.token_ids)
+                yield Chunk(self._clock.of(delta.emitted_at), len(delta.token_ids), delta.token_ids)
 
     def counters(self) -> Counters:
         engine = self.engine.engine
@@ -107,8 +111,23 @@ class EngineServer:
     def take_steps(self, window: Window) -> Sequence[LoggedStep]:
         return self._log.take(window)
 
-    def read_pace(self, on: bool) -> None:
-        self._log.interludes = self._interludes if on else None
+    def now(self) -> float:
+        return self._clock.now()
+
+    def enter(self) -> None:
+        self._turns.enter(self)
+
+    def leave(self) -> None:
+        self._turns.leave(self)
+
+    @property
+    def is_on(self) -> bool:
+        return self._turns.is_on(self)
+
+    def _between_steps(self) -> None:
+        self._turns.between_steps(self)
+        if self.is_on:
+            self._interludes.once()
 
     def take_readings(self) -> Sequence[Reading]:
         return self._interludes.take()

@@ -67,8 +67,16 @@ class RemoteServer:
         """Nor its steps."""
         return ()
 
-    def read_pace(self, on: bool) -> None:
-        """Nothing runs between its steps."""
+    is_on = True
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def enter(self) -> None:
+        """It takes no turns."""
+
+    def leave(self) -> None:
+        """So it gives none up."""
 
     def take_readings(self) -> Sequence[Reading]:
         """So nothing is read."""

@@ -16,7 +16,7 @@ from foredraft.bench.serve.traces import percentile
 
 PLAIN = "plain"
 Measure = Callable[[Sample], float]
-# What is compared, at equal pace: all requests together, and what the reader of one sees.
+# What is compared: all requests together, and what the reader of one sees.
 MEASURES: Mapping[str, Measure] = {
     "tokens_per_second": lambda sample: sample.figures.tokens_per_second,
     "tokens_per_second_per_request": lambda sample: sample.figures.tokens_per_second_per_request,
@@ -36,20 +36,11 @@ def points(measured: Measured) -> list[dict[str, Any]]:
                     "label": label,
                     **level.key,
                     **_point(samples),
-                    "tokens_per_second_at_equal_pace": median(
-                        each.figures.tokens_per_second * measured.slowness(each) for each in samples
-                    ),
                     "slowness_by_round": [measured.slowness(each) for each in samples],
                     "identical_to_plain": same,
                 }
             )
     return found
-
-
-def _at_equal_pace(measured: Measured, label: str, level: Level, measure: Measure) -> list[float]:
-    """A figure of every round, as it were if the machine had always been as fast."""
-    samples = measured.samples[label, level]
-    return [measure(sample) * measured.slowness(sample) for sample in samples]
 
 
 def _point(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -128,8 +119,8 @@ def _identical(samples: Sequence[Sample], plain: Sequence[Sample]) -> bool:
 
 def comparisons(measured: Measured, fixed: Sequence[str]) -> list[dict[str, Any]]:
     """Each configuration against plain decoding and the best of the `fixed` widths, round by round
-    on the same requests and at equal pace of the machine: medians and quartiles of the ratios, for
-    both measures.
+    on the same requests, which they served in turns: medians and quartiles of the ratios, for both
+    measures.
     """
     found = []
     for level in measured.levels:
@@ -158,7 +149,7 @@ def best_of(
     known = [label for label in labels if (label, level) in measured.samples]
     return max(
         known,
-        key=lambda label: median(_at_equal_pace(measured, label, level, measure)),
+        key=lambda label: median(map(measure, measured.samples[label, level])),
         default=None,
     )
 
@@ -169,6 +160,6 @@ def _over(
     """Quartiles of the ratios, a round each; None without the other."""
     if other is None or (other, level) not in measured.samples:
         return None
-    ours = _at_equal_pace(measured, label, level, measure)
-    theirs = _at_equal_pace(measured, other, level, measure)
+    ours = map(measure, measured.samples[label, level])
+    theirs = map(measure, measured.samples[other, level])
     return spread([a / b for a, b in zip(ours, theirs, strict=True) if b])

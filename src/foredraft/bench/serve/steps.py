@@ -6,15 +6,14 @@ thread of the steps and only appends.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from foredraft.bench.pace import Interludes
 from foredraft.bench.serve.traces import Window
+from foredraft.bench.serve.turns import Clock
 from foredraft.engine.observing import Commit
 from foredraft.engine.request import Request
 from foredraft.planning.policy import Judged, StepRecord
@@ -23,7 +22,7 @@ from foredraft.planning.policy import Judged, StepRecord
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
     """A step, when it was over, and how long after the one before it that was: all that a step
-    costs a busy server, what happens between two of them included.
+    costs a busy server, what happens between two of them included. By the server's own clock.
     """
 
     record: StepRecord
@@ -37,14 +36,13 @@ class LoggedStep:
 
 
 class StepLog:
-    """Remembers every step of the engine that it observes. With `interludes` it may run a reference
-    pass after a step, which no step's time contains.
+    """Remembers every step of the engine that it observes. After each it does what a measurement
+    does `between` two, in the engine's thread, while `clock` stands still.
     """
 
-    def __init__(self, interludes: Interludes | None = None) -> None:
+    def __init__(self, clock: Clock, between: Callable[[], None] = lambda: None) -> None:
         self.steps: list[LoggedStep] = []
-        self.interludes = interludes
-        self._paused = 0.0  # seconds since the last step
+        self._clock, self._between = clock, between
 
     def committed(self, commits: Sequence[Commit]) -> None:
         """Nothing that the step's record doesn't say."""
@@ -53,10 +51,11 @@ class StepLog:
         # Drafts themselves are not looked at again, and would be many for collections to look at.
         judged = [replace(each, offer=None, tried=()) for each in record.requests]
         record = replace(record, requests=judged)
-        now = time.perf_counter()
-        cycle = now - self.steps[-1].at - self._paused if self.steps else None
+        now = self._clock.now()
+        cycle = now - self.steps[-1].at if self.steps else None
         self.steps.append(LoggedStep(record, now, cycle))
-        self._paused = self.interludes.once() if self.interludes is not None else 0.0
+        with self._clock.stopped():
+            self._between()
 
     def ended(self, requests: Sequence[Request]) -> None:
         """Nothing: clients see how requests end."""

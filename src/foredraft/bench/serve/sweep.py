@@ -1,8 +1,8 @@
 """All configurations at all levels of load, in rounds that take turns.
 
 Knows servers, loads and their order; states no figure of its own. Within a round every level is
-measured for all configurations one after another, on the same requests, in an order that changes:
-a minute in which the machine is slow falls on all alike.
+measured for all configurations at once, on the same requests: they take turns of half a second, so
+that a moment in which the machine is slow falls on all alike.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from typing import Protocol
 from foredraft.bench.pace import Pace, Reading, middle, pace_of
 from foredraft.bench.serve.arrivals import Prompt, Source, poisson
 from foredraft.bench.serve.steps import Counters, LoggedStep, StepCosts, StepCounts
-from foredraft.bench.serve.traces import Figures, Pauses, Window, figures
+from foredraft.bench.serve.traces import Figures, Window, figures
 from foredraft.bench.serve.traffic import (
     WARM_SHARE,
     Extent,
     Observed,
     Server,
+    cancel,
     closed_loop,
     open_loop,
 )
+from foredraft.planning.policy import StepRecord
 
 Progress = Callable[[str, int, int], None]  # what, done, of
 WARM_UP_REQUESTS = 8
 REQUESTS, REQUESTS_PER_CLIENT = 8, 2  # that end in a window
 IDLE = 0.05  # seconds after which a server has ended what was cancelled
+POLL = 2e-3  # seconds between two looks whether a server's first turn has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Sample:
     outputs: Mapping[int, Sequence[int]]  # token ids by request, as far as they had come
     waiting: int
     mean_acceptance_length: float | None = None  # as a server states it
-    pace: Pace | None = None  # of the machine meanwhile; None: it wasn't read
+    pace: Pace | None = None  # of the machine, while all were measured; None: it wasn't read
     step_rows: Sequence[int] = ()  # of every step
 
 
@@ -111,7 +114,7 @@ class Measured:
 
     def slowness(self, sample: Sample) -> float:
         """How many times longer than at the usual pace the sample's steps took, by the reference
-        passes between them; 1 without these.
+        passes between the steps of its level and round; 1 without these.
         """
         return _slowness(sample.pace, self._usual_pace(), sample.step_rows)
 
@@ -146,7 +149,7 @@ def first_prompt(round_number: int, num_prompts: int, rounds: int) -> int:
     return round_number * num_prompts // rounds
 
 
-def turns(count: int, number: int) -> list[int]:
+def order_of(count: int, number: int) -> list[int]:
     """The order in which `count` configurations come the `number`-th time: every second time
     backwards, and begun one later each time.
     """
@@ -171,11 +174,48 @@ class Measurable(Server, Protocol):
     def take_steps(self, window: Window) -> Sequence[LoggedStep]:
         """The steps of a window; they are forgotten then."""
 
-    def read_pace(self, on: bool) -> None:
-        """Whether reference passes run between its steps, where that can be."""
+    def enter(self) -> None:
+        """Take turns with others, where that can be, and read the machine's pace between steps."""
+
+    def leave(self) -> None:
+        """Take none any more."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it has its turn."""
 
     def take_readings(self) -> Sequence[Reading]:
         """The reference passes that ran; they are forgotten then."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of one server at one level in one round."""
+
+    server: Measurable
+    observed: Observed = field(default_factory=lambda: Observed(Window(0.0, 0.0), []))
+    counters: Counters | None = None  # at first those when the window opened, then what came since
+
+    def window_opens(self) -> None:
+        self.counters = self.server.counters()
+
+    def window_closed(self) -> None:
+        after = self.server.counters()
+        self.counters = after.since(self.counters) if after and self.counters else None
+
+    def sample(self, records: Sequence[StepRecord], pace: Pace | None) -> Sample:
+        told = [trace.mean_acceptance_length for trace in self.observed.traces]
+        stated = [each for each in told if each is not None]
+        return Sample(
+            figures(self.observed.traces, self.observed.window),
+            StepCounts.of(records),
+            self.counters,
+            {trace.index: tuple(trace.token_ids) for trace in self.observed.traces},
+            self.observed.waiting,
+            sum(stated) / len(stated) if stated else None,
+            pace,
+            [record.num_rows for record in records],
+        )
 
 
 class Sweep:
@@ -198,12 +238,12 @@ class Sweep:
             await self._warm_up(server)
             progress("warm-up", done, len(self._servers))
         settings, number = self._settings, 0
-        total = settings.rounds * len(self._servers)
         for round_number in range(settings.rounds):
             for level in settings.levels:
-                for done, index in enumerate(turns(len(self._servers), number), start=1):
-                    await self._measure(self._servers[index], level, round_number)
-                    progress(str(level), round_number * len(self._servers) + done, total)
+                order = [self._servers[index] for index in order_of(len(self._servers), number)]
+                seen = await self._measure(order, level, round_number, progress)
+                await asyncio.sleep(IDLE)
+                self._note(level, seen)
                 number += 1
         return self.measured
 
@@ -231,56 +271,67 @@ class Sweep:
             "requests": requests, "tokens": tokens, "seconds": seconds,
         }  # fmt: skip
 
-    async def _measure(self, server: Measurable, level: Level, round_number: int) -> None:
-        settings, source = self._settings, self._source(round_number)
-        before: list[Counters | None] = []
+    async def _measure(
+        self, servers: Sequence[Measurable], level: Level, round_number: int, progress: Progress
+    ) -> list[_Seen]:
+        """All servers at once, in turns; open loops, whose arrivals wait for nobody, one by one."""
+        done, total = round_number * len(servers), self._settings.rounds * len(servers)
 
-        def opens() -> None:
-            before.append(server.counters())
+        async def one(server: Measurable) -> _Seen:
+            nonlocal done
+            if level.concurrency is not None:
+                seen = await self._in_turns(server, level, level.concurrency, round_number)
+            else:
+                seen = await self._alone(server, float(level.rate or 0.0), round_number)
+            done += 1
+            progress(str(level), done, total)
+            return seen
 
-        if level.concurrency is not None:
-            jobs = source.jobs(level.concurrency)
-            extent = settings.extent(level)
-            server.read_pace(True)  # not in open loops, whose arrivals wait for nobody
-            observed = await closed_loop(server, jobs, level.concurrency, extent, opens=opens)
-            server.read_pace(False)
-        else:
-            rate = float(level.rate or 0.0)
-            number = settings.arrivals(rate)
-            times = poisson(rate, number, settings.seed + round_number)
-            seconds = settings.seconds
-            observed = await open_loop(server, source.jobs(), times, seconds, opens=opens)
-        after = server.counters()
-        counters = after.since(before[0]) if after and before and before[0] else None
-        self._note(server, level, observed, counters)
+        if level.concurrency is None:
+            return [await one(server) for server in servers]
+        tasks = [asyncio.create_task(one(server)) for server in servers]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            await cancel(tasks)
+
+    async def _in_turns(
+        self, server: Measurable, level: Level, concurrency: int, round_number: int
+    ) -> _Seen:
+        seen = _Seen(server)
+        jobs = self._source(round_number).jobs(concurrency)
+        extent = self._settings.extent(level)
+        server.enter()
+        try:
+            while not server.is_on:
+                await asyncio.sleep(POLL)
+            seen.observed = await closed_loop(
+                server, jobs, concurrency, extent, opens=seen.window_opens
+            )
+        finally:
+            server.leave()
+        seen.window_closed()
+        return seen
+
+    async def _alone(self, server: Measurable, rate: float, round_number: int) -> _Seen:
+        settings, seen = self._settings, _Seen(server)
+        times = poisson(rate, settings.arrivals(rate), settings.seed + round_number)
+        jobs, seconds = self._source(round_number).jobs(), settings.seconds
+        seen.observed = await open_loop(server, jobs, times, seconds, opens=seen.window_opens)
+        seen.window_closed()
         await asyncio.sleep(IDLE)
+        return seen
 
-    def _note(
-        self,
-        server: Measurable,
-        level: Level,
-        observed: Observed,
-        counters: Counters | None,
-    ) -> None:
-        steps, readings = server.take_steps(observed.window), server.take_readings()
-        pace = pace_of([each for each in readings if observed.window.holds(each.end)])
-        observed = observed.without(Pauses([(each.start, each.end) for each in readings]))
-        if level.concurrency is not None:  # arrivals by chance leave a server idle
-            self.measured.steps += [(step, pace) for step in steps]
-        told = [each.mean_acceptance_length for each in observed.traces]
-        stated = [each for each in told if each is not None]
-        sample = Sample(
-            figures(observed.traces, observed.window),
-            StepCounts.of([step.record for step in steps]),
-            counters,
-            {trace.index: tuple(trace.token_ids) for trace in observed.traces},
-            observed.waiting,
-            sum(stated) / len(stated) if stated else None,
-            pace,
-            [step.record.num_rows for step in steps],
-        )
-        self.measured.add(server.label, level, sample)
-        for trace in observed.traces[level.concurrency or 0 :]:
-            if trace.finished:
-                lengths = trace.num_prompt, sum(each.tokens for each in trace.emissions)
-                self.measured.lengths[trace.prompt_id] = lengths
+    def _note(self, level: Level, seen: Sequence[_Seen]) -> None:
+        pace = pace_of([reading for each in seen for reading in each.server.take_readings()])
+        for each in seen:
+            observed = each.observed
+            steps = each.server.take_steps(observed.window)
+            if level.concurrency is not None:  # arrivals by chance leave a server idle
+                self.measured.steps += [(step, pace) for step in steps]
+            sample = each.sample([step.record for step in steps], pace)
+            self.measured.add(each.server.label, level, sample)
+            for trace in observed.traces[level.concurrency or 0 :]:
+                if trace.finished:
+                    lengths = trace.num_prompt, sum(each.tokens for each in trace.emissions)
+                    self.measured.lengths[trace.prompt_id] = lengths

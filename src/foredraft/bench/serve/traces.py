@@ -6,10 +6,9 @@ Knows times and counts; knows no engine, no clock and no file. Times are seconds
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -53,30 +52,6 @@ class Window:
 
     def holds(self, at: float) -> bool:
         return self.start < at <= self.end
-
-
-class Pauses:
-    """Stretches of time, one after another, in which a server did something that isn't measured."""
-
-    def __init__(self, pauses: Sequence[tuple[float, float]]) -> None:
-        """`pauses`: start and end of each, in order."""
-        self._pauses = pauses
-        self._starts = [start for start, _ in pauses]
-        self._before = list(accumulate((end - start for start, end in pauses), initial=0.0))
-
-    def without(self, at: float) -> float:
-        """The time that it would be if there had been no pause; within one, its start."""
-        count = bisect_right(self._starts, at)
-        if count and at < self._pauses[count - 1][1]:
-            return self._starts[count - 1] - self._before[count - 1]
-        return at - self._before[count]
-
-    def window(self, window: Window) -> Window:
-        return Window(self.without(window.start), self.without(window.end))
-
-    def trace(self, trace: Trace) -> Trace:
-        emissions = [each._replace(at=self.without(each.at)) for each in trace.emissions]
-        return replace(trace, submitted=self.without(trace.submitted), emissions=emissions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,15 @@ while all of them still ask.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from foredraft.bench.serve.arrivals import Job
-from foredraft.bench.serve.traces import Emission, Pauses, Trace, Window
+from foredraft.bench.serve.traces import Emission, Trace, Window
 from foredraft.core.errors import UserError
 
 WARM_SHARE = 0.25  # of the arrivals of an open loop come before the window
@@ -30,7 +29,7 @@ LONGEST_WAIT = 60.0  # seconds that an open loop waits for first tokens after it
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What a server sent at once. `at`: seconds of `time.perf_counter`."""
+    """What a server sent at once. `at`: seconds of its own clock."""
 
     at: float
     tokens: int
@@ -40,6 +39,9 @@ class Chunk:
 
 class Server(Protocol):
     """Streams answers. Leaving a stream early ends its request."""
+
+    def now(self) -> float:
+        """Seconds of the clock that all times here are of: its own, which may stand still."""
 
     def stream(self, job: Job) -> AsyncGenerator[Chunk, None]:
         """The answer to `job`, as it comes."""
@@ -52,11 +54,6 @@ class Observed:
     window: Window
     traces: list[Trace]
     waiting: int = 0  # sent and without a first token when the window closed
-
-    def without(self, pauses: Pauses) -> Observed:
-        """The same, at the times that it would have been if the server had not paused."""
-        traces = [pauses.trace(trace) for trace in self.traces]
-        return Observed(pauses.window(self.window), traces, self.waiting)
 
 
 @dataclass(slots=True)
@@ -118,7 +115,7 @@ async def closed_loop(
         await _until_over(measuring, clients)
         await asyncio.sleep(SETTLE)  # what else the last step brought is on its way
     finally:
-        await _cancel(clients)
+        await cancel(clients)
     return measuring.observed()
 
 
@@ -157,34 +154,34 @@ async def open_loop(
     with the last, or after `seconds`; first tokens of those that came in it are waited for.
     """
     measuring, sending = _Measuring(opens), _Sending()
-    begin = time.perf_counter()
+    begin = server.now()
     warm = begin + seconds * WARM_SHARE / (1.0 - WARM_SHARE)
     try:
         for number, (at, job) in enumerate(zip(times, islice(jobs, len(times)), strict=True)):
             arrives = begin + at
             if measuring.start is None and (number >= WARM_SHARE * len(times) or arrives > warm):
-                await _until(min(arrives, warm))
-                measuring.open(time.perf_counter())
+                await _until(server, min(arrives, warm))
+                measuring.open(server.now())
             end = inf if measuring.start is None else measuring.start + seconds
-            await _until(min(arrives, end))
+            await _until(server, min(arrives, end))
             sending.raise_failure()
             if arrives > end:
                 measuring.close(end)
                 break
             sending.start(_drain(_sent(server, job, measuring)))
-        measuring.close(time.perf_counter())
-        patience = time.perf_counter() + LONGEST_WAIT
-        while measuring.unanswered and time.perf_counter() < patience:
+        measuring.close(server.now())
+        patience = server.now() + LONGEST_WAIT
+        while measuring.unanswered and server.now() < patience:
             sending.raise_failure()
             await asyncio.sleep(0.01)
     finally:
-        await _cancel(list(sending.tasks))
+        await cancel(list(sending.tasks))
     return measuring.observed()
 
 
-async def _until(moment: float) -> None:
-    """Sleep until then, by `time.perf_counter`."""
-    await asyncio.sleep(max(0.0, moment - time.perf_counter()))
+async def _until(server: Server, moment: float) -> None:
+    """Sleep until then, by the server's clock."""
+    await asyncio.sleep(max(0.0, moment - server.now()))
 
 
 class _Sending:
@@ -212,7 +209,7 @@ class _Sending:
 def _sent(server: Server, job: Job, measuring: _Measuring) -> AsyncGenerator[Emission, None]:
     """A request that counts as sent from now on; reading sends it and notes what comes of it."""
     prompt = job.prompt
-    trace = Trace(job.index, time.perf_counter(), prompt.id, len(prompt.token_ids))
+    trace = Trace(job.index, server.now(), prompt.id, len(prompt.token_ids))
     measuring.traces.append(trace)
     measuring.unanswered += 1
     return _answers(server, job, measuring, trace)
@@ -258,8 +255,8 @@ def _raise_failure(tasks: Sequence[asyncio.Task[object]] | Sequence[asyncio.Task
             task.result()
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """End all requests that are still on their way."""
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """End what is still on its way, and wait for its end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
