@@ -118,8 +118,12 @@ void read_lead(Ahead& ahead, const CacheView& c) {
   }
 }
 
-// What each query sees of the block; the number of its positions that any of them sees.
+// What each query sees of the block; the number of its positions that any of them sees. Most blocks are whole, which is known before.
 int select(const Walk& w, QueryTile& t, int64_t block) {
+  if (block >= t.whole_begin && block + kKeyBlock <= t.whole_end && t.soft_cap == 0.0f) {
+    t.whole = true;
+    return kKeyBlock;
+  }
   int seen = 0;
   t.whole = true;
   for (int q = 0; q < w.queries;) {
@@ -394,9 +398,14 @@ void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch
   const int queries = w.heads * w.queries;
   start_queries(w, t);
   int64_t first = w.lowest(w.row(0)), last = w.row(0).position;
-  for (int q = w.next_row(0); q < w.queries; q = w.next_row(q)) {
-    first = smaller(first, w.lowest(w.row(q)));
-    if (w.row(q).position > last) last = w.row(q).position;
+  t.whole_begin = first;
+  t.whole_end = last + 1;
+  for (int q = 0; q < w.queries; q = w.next_row(q)) {
+    const PlanRow& row = w.row(q);
+    first = smaller(first, w.lowest(row));
+    if (row.position > last) last = row.position;
+    if (w.lowest(row) > t.whole_begin) t.whole_begin = w.lowest(row);
+    t.whole_end = smaller(t.whole_end, smaller(row.position + 1, row.diverges));
   }
   const int32_t first_span = first / kSpan > task.first_span ? static_cast<int32_t>(first / kSpan) : task.first_span;
   const int64_t start = first > first_span * kSpan ? first / kKeyBlock * kKeyBlock : first_span * kSpan;
