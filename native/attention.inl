@@ -267,13 +267,13 @@ void add_straight(const Walk& w, const QueryTile& t, int group, const ValueGroup
 }
 
 void add_own(const Walk& w, const QueryTile& t, int first, int last, int group, int position, int64_t slot) {
-  constexpr Fetch kNothing{nullptr, 0};
   int64_t at[kGroup];
+  const Fetch nothing{reinterpret_cast<const char*>(at), 0};  // one line again and again, at hand anyway
   const int j = position - group;
   at[j] = w.value_at(slot);
   for (int head = 0; head < w.heads; ++head)
     for (int q = first; q < last; q += kValueQueries)
-      add(value_groups(w, t, head, group, at, 1), &kNothing, w.a.cache.bf16, q, between(last - q, 0, kValueQueries), j, j + 1);
+      add(value_groups(w, t, head, group, at, 1), &nothing, w.a.cache.bf16, q, between(last - q, 0, kValueQueries), j, j + 1);
 }
 
 void value_block(const Walk& w, const QueryTile& t, int64_t block, int seen, Ahead& ahead) {

@@ -104,7 +104,8 @@ struct QueryTile {
   int begin[kMaxTaskQueries], end[kMaxTaskQueries], straight[kMaxTaskQueries];
   bool fresh;                  // the sums of the span at hand are not even set
   bool whole;                  // every query sees the whole block, and every key of it at the slot of its position
-  int64_t whole_begin, whole_end;  // blocks within these positions are whole
+  int64_t whole_begin;         // blocks from here to whole_end are whole
+  int64_t whole_end;
   float soft_cap;              // 0: none
   int64_t dim, width, stride;  // width = padded dim, stride = floats of a partial
   int count, tile;             // queries of a head; of a tile
@@ -272,8 +273,8 @@ inline T anew(T x) {
 // Adds values first .. last - 1 of each group to Q queries from `query` on, position by position: V vectors of `lanes` dimensions each,
 // from dimension d.
 template <int Q, int V, bool Bf16>
-__attribute__((noinline, aligned(64))) void add_vectors(const ValueGroups& v, const Fetch* fetches, int query, int64_t d, int lanes, int first,
-                                                        int last) {
+__attribute__((noinline, aligned(64))) void add_vectors(const ValueGroups& v, const Fetch* fetches, int query, int64_t d, int lanes,
+                                                        int first, int last) {
   float* sums = v.sums + query * v.stride + d;
   Vec sum[Q][V];
   if (v.fresh) {
