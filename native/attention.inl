@@ -118,8 +118,12 @@ void read_lead(Ahead& ahead, const CacheView& c) {
   }
 }
 
-// What each query sees of the block; the number of its positions that any of them sees.
+// What each query sees of the block; the number of its positions that any of them sees. Most blocks are whole, which is known before.
 int select(const Walk& w, QueryTile& t, int64_t block) {
+  if (block >= t.whole_begin && block + kKeyBlock <= t.whole_end && t.soft_cap == 0.0f) {
+    t.whole = true;
+    return kKeyBlock;
+  }
   int seen = 0;
   t.whole = true;
   for (int q = 0; q < w.queries;) {
@@ -139,16 +143,17 @@ int select(const Walk& w, QueryTile& t, int64_t block) {
 
 // The scores of the queries of a head that see something of the groups, whose first is at `group` in the block.
 template <int G, bool Bf16>
-void score_straight(const QueryTile& t, int head, int group, KeyGroups keys, const Fetch* units) {
+void score_straight(const QueryTile& t, int head, int group, const KeyGroups& keys, const Fetch* units) {
+  Fetch shares[G];
   for (int tile = 0; tile < t.scoring.tiles(); ++tile) {
-    for (int g = 0; g < G; ++g) keys.fetch[g] = t.scoring.of(units, tile * G + g, t.dim);
+    for (int g = 0; g < G; ++g) shares[g] = t.scoring.of(units, tile * G + g, t.dim);
     int first = tile * t.tile, last = between(first + t.tile, 0, t.count);
     const auto sees = [&](int q) { return t.begin[q] < group + G * kGroup && t.end[q] > group; };
     while (!t.whole && first < last && !sees(first)) ++first;
     while (!t.whole && first < last && !sees(last - 1)) --last;
     if (first == last) continue;
     const float* const queries = t.tile_of(head, tile) + (first - tile * t.tile);
-    Steps<kScoreQueries, Bf16>::template scores<G>(last - first, keys, queries, t.tile, t.dim, t.score(head, first) + group);
+    Steps<kScoreQueries, Bf16>::template scores<G>(last - first, keys, shares, queries, t.tile, t.dim, t.score(head, first) + group);
   }
 }
 
@@ -185,14 +190,14 @@ void score_own(const Walk& w, const QueryTile& t, int first, int last, int posit
 template <int G>
 void score_heads(const Walk& w, const QueryTile& t, int64_t block, int group, int seen, Ahead& ahead) {
   const CacheView& c = w.a.cache;
-  KeyGroups keys{c.keys, {}, c.page_size, {}};
+  KeyGroups keys{c.keys, {}, c.page_size};
   Fetch units[G];
   for (int g = 0; g < G; ++g) keys.at[g] = w.key_at(w.straight_slot(block + group + g * kGroup));
   for (int head = 0; head < w.heads; ++head) {
     for (Fetch& unit : units) unit = ahead.next();
     if (c.page_size % kGroup != 0) {
       gather_keys(w, t, block + group, between(seen - group, 0, kGroup), head * w.head_elements());
-      score_straight<1, false>(t, head, group, {t.keys, {0}, kGroup, {}}, units);
+      score_straight<1, false>(t, head, group, {t.keys, {0}, kGroup}, units);
     } else if (c.bf16) {
       score_straight<G, true>(t, head, group, keys, units);
     } else {
@@ -216,15 +221,16 @@ void weigh_block(const Walk& w, const QueryTile& t) {
   for (int head = 0; head < w.heads; ++head) t.whole && t.soft_cap == 0.0f ? weigh<true>(t, head) : weigh<false>(t, head);
 }
 
-// Adds values first .. last - 1 of each group to `queries` queries.
-inline void add(const ValueGroups& v, bool bf16, int queries, int first, int last) {
+// Adds values first .. last - 1 of each group to `queries` queries from `query` on.
+inline void add(const ValueGroups& v, const Fetch* fetches, bool bf16, int query, int queries, int first, int last) {
   if (first >= last) return;
-  bf16 ? Steps<kValueQueries, true>::values(queries, v, first, last) : Steps<kValueQueries, false>::values(queries, v, first, last);
+  bf16 ? Steps<kValueQueries, true>::values(queries, v, fetches, query, first, last)
+       : Steps<kValueQueries, false>::values(queries, v, fetches, query, first, last);
 }
 
 ValueGroups value_groups(const Walk& w, const QueryTile& t, int head, int group, const int64_t* at, int groups) {
   const float* const weights = t.score(head, 0) + group;
-  return {w.a.cache.values, at, head * w.head_elements(), t.dim, weights, t.partial(head, 0).sums, t.stride, groups, {}};
+  return {w.a.cache.values, at, head * w.head_elements(), t.dim, weights, t.partial(head, 0).sums, t.stride, groups, t.fresh};
 }
 
 // What a query sees of a group at the slots of its positions.
@@ -236,7 +242,7 @@ struct Sight {
 
 // For queries first .. last - 1: values that all see for all together, and what a query sees before and after them by itself, so that each
 // adds its own in order.
-void add_seen(const QueryTile& t, const ValueGroups& g, bool bf16, int group, int first, int last) {
+void add_seen(const QueryTile& t, const ValueGroups& v, const Fetch* fetches, bool bf16, int group, int first, int last) {
   int begin = 0, end = kGroup;
   for (int q = first; q < last; ++q) {
     const Sight s(t, q, group);
@@ -244,28 +250,30 @@ void add_seen(const QueryTile& t, const ValueGroups& g, bool bf16, int group, in
     end = s.end < end ? s.end : end;
   }
   if (end < begin) end = begin;
-  for (int q = first; q < last; ++q) add(g.of(q), bf16, 1, Sight(t, q, group).begin, between(Sight(t, q, group).end, 0, begin));
-  add(g.of(first), bf16, last - first, begin, end);
-  for (int q = first; q < last; ++q) add(g.of(q), bf16, 1, between(Sight(t, q, group).begin, end, kGroup), Sight(t, q, group).end);
+  for (int q = first; q < last; ++q) add(v, fetches, bf16, q, 1, Sight(t, q, group).begin, between(Sight(t, q, group).end, 0, begin));
+  add(v, fetches, bf16, first, last - first, begin, end);
+  for (int q = first; q < last; ++q) add(v, fetches, bf16, q, 1, between(Sight(t, q, group).begin, end, kGroup), Sight(t, q, group).end);
 }
 
 // The values of groups that lie at the slots of their positions, in tiles of queries of nearly equal height.
-void add_straight(const Walk& w, const QueryTile& t, int group, ValueGroups v, const Fetch* units) {
+void add_straight(const Walk& w, const QueryTile& t, int group, const ValueGroups& v, const Fetch* units) {
   const int tiles = t.adding.tiles();
+  Fetch shares[kValueGroups];
   for (int tile = 0, q = 0, last; tile < tiles; ++tile, q = last) {
-    for (int g = 0; g < v.groups; ++g) v.fetch[g] = t.adding.of(units, tile * v.groups + g, t.dim);
+    for (int g = 0; g < v.groups; ++g) shares[g] = t.adding.of(units, tile * v.groups + g, t.dim);
     last = q + (w.queries - q + tiles - tile - 1) / (tiles - tile);
-    t.whole ? add(v.of(q), w.a.cache.bf16, last - q, 0, kGroup) : add_seen(t, v, w.a.cache.bf16, group, q, last);
+    t.whole ? add(v, shares, w.a.cache.bf16, q, last - q, 0, kGroup) : add_seen(t, v, shares, w.a.cache.bf16, group, q, last);
   }
 }
 
 void add_own(const Walk& w, const QueryTile& t, int first, int last, int group, int position, int64_t slot) {
   int64_t at[kGroup];
+  const Fetch nothing{reinterpret_cast<const char*>(at), 0};  // one line again and again, at hand anyway
   const int j = position - group;
   at[j] = w.value_at(slot);
   for (int head = 0; head < w.heads; ++head)
     for (int q = first; q < last; q += kValueQueries)
-      add(value_groups(w, t, head, group, at, 1).of(q), w.a.cache.bf16, between(last - q, 0, kValueQueries), j, j + 1);
+      add(value_groups(w, t, head, group, at, 1), &nothing, w.a.cache.bf16, q, between(last - q, 0, kValueQueries), j, j + 1);
 }
 
 void value_block(const Walk& w, const QueryTile& t, int64_t block, int seen, Ahead& ahead) {
@@ -297,11 +305,13 @@ void start_queries(const Walk& w, QueryTile& t) {
     }
 }
 
-// Partial results without a key.
-void start_span(float* sums, int64_t width, int64_t stride, int queries) {
-  for (int q = 0; q < queries; ++q, sums += stride) {
-    for (int64_t d = 0; d < width + 16; d += 16) store(sums + d, zero());
-    const Partial p{sums, width};
+// Partial results without a key. The sums are left to the first values where all queries add them.
+void start_span(QueryTile& t, int queries) {
+  t.fresh = t.whole;
+  float* sums = t.sums;
+  for (int q = 0; q < queries; ++q, sums += t.stride) {
+    for (int64_t d = t.fresh ? t.width : 0; d < t.width + 16; d += 16) store(sums + d, zero());
+    const Partial p{sums, t.width};
     p.origin() = 0.0f;
     p.floor() = -kReach;
   }
@@ -388,9 +398,14 @@ void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch
   const int queries = w.heads * w.queries;
   start_queries(w, t);
   int64_t first = w.lowest(w.row(0)), last = w.row(0).position;
-  for (int q = w.next_row(0); q < w.queries; q = w.next_row(q)) {
-    first = smaller(first, w.lowest(w.row(q)));
-    if (w.row(q).position > last) last = w.row(q).position;
+  t.whole_begin = first;
+  t.whole_end = last + 1;
+  for (int q = 0; q < w.queries; q = w.next_row(q)) {
+    const PlanRow& row = w.row(q);
+    first = smaller(first, w.lowest(row));
+    if (row.position > last) last = row.position;
+    if (w.lowest(row) > t.whole_begin) t.whole_begin = w.lowest(row);
+    t.whole_end = smaller(t.whole_end, smaller(row.position + 1, row.diverges));
   }
   const int32_t first_span = first / kSpan > task.first_span ? static_cast<int32_t>(first / kSpan) : task.first_span;
   const int64_t start = first > first_span * kSpan ? first / kKeyBlock * kKeyBlock : first_span * kSpan;
@@ -402,12 +417,14 @@ void attention(const AttentionArgs& a, const AttentionTask& task, float* scratch
   int32_t span = first_span;
   for (; span * kSpan < end; ++span) {
     t.sums = base + pending.size * queries * t.stride;
-    start_span(t.sums, t.width, t.stride, queries);
-    for (int64_t block = span * kSpan > start ? span * kSpan : start; block < smaller((span + 1) * kSpan, end); block += kKeyBlock) {
+    const int64_t begin = span * kSpan > start ? span * kSpan : start;
+    for (int64_t block = begin; block < smaller((span + 1) * kSpan, end); block += kKeyBlock) {
       const int seen = select(w, t, block);
+      if (block == begin) start_span(t, queries);
       score_block(w, t, block, seen, ahead);
       weigh_block(w, t);
       value_block(w, t, block, seen, ahead);
+      t.fresh = false;
     }
     pending.push(t.sums, span);
     merge_ready(pending, span + 1, t, queries);

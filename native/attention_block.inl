@@ -61,6 +61,15 @@ struct Fetch {
 };
 // Into the second-level cache: on Zen 4, with the first as their aim, reading and computing did not overlap (LOG.md).
 inline void fetch(const char* memory) { __builtin_prefetch(memory, 0, 2); }
+// The same for loops over few queries, which ask faster than memory answers: a processor drops what it has no room for, so what was asked
+// for a while ago is asked for again.
+constexpr int kFewQueries = 6;
+constexpr int64_t kAgainBytes = 8192;
+template <int Q>
+inline void fetch_for(const char* memory) {
+  fetch(memory);
+  if (Q <= kFewQueries) fetch(memory - kAgainBytes);
+}
 
 // How the tiles of a head's queries share in fetching: each loops over as many units as the others, and all together fetch that many,
 // evenly and in order. Divisions are slow beside what they would save.
@@ -93,7 +102,10 @@ struct QueryTile {
   // The positions of the block at hand that a query sees are begin .. end - 1, those from `straight` at slots of their own; the same for
   // each head.
   int begin[kMaxTaskQueries], end[kMaxTaskQueries], straight[kMaxTaskQueries];
+  bool fresh;                  // the sums of the span at hand are not even set
   bool whole;                  // every query sees the whole block, and every key of it at the slot of its position
+  int64_t whole_begin;         // blocks from here to whole_end are whole
+  int64_t whole_end;
   float soft_cap;              // 0: none
   int64_t dim, width, stride;  // width = padded dim, stride = floats of a partial
   int count, tile;             // queries of a head; of a tile
@@ -104,6 +116,11 @@ struct QueryTile {
   float* score(int head, int query) const { return scores + (head * count + query) * kKeyBlock; }
   Partial partial(int head, int query) const { return {sums + (head * count + query) * stride, width}; }
 };
+
+template <bool Bf16>
+inline const void* element(const void* base, int64_t at) {
+  return static_cast<const char*>(base) + at * (Bf16 ? 2 : 4);
+}
 
 template <bool Bf16>
 inline Vec load_whole(const void* base, int64_t at) {
@@ -128,33 +145,38 @@ inline float load_one(const CacheView& c, const void* base, int64_t at) {
   return x;
 }
 
-// Keys of one or more groups, at elements `at`, `step` elements from dimension to dimension, and what is fetched meanwhile.
+// Keys of one or more groups, at elements `at`, `step` elements from dimension to dimension. What is fetched meanwhile goes by itself: to
+// copy a struct that was just written waits for those writes, and so for the sums that were stored before them.
 struct KeyGroups {
   const void* keys;
   int64_t at[kScoreGroups], step;
-  Fetch fetch[kScoreGroups];
 };
 
 // Scores of G groups for Q queries of a tile: one chain of fused multiply-adds over the dimensions for each query and lane. Not inlined,
 // as add_vectors is not: inlined copies differ by what is around them, and by a tenth in speed.
 template <int Q, int G, bool Bf16>
-__attribute__((noinline, aligned(64))) void score_groups(const KeyGroups& k, const float* queries, int tile, int64_t dim, float* scores) {
+__attribute__((noinline, aligned(64))) void score_groups(const KeyGroups& k, const Fetch* fetches, const float* queries, int64_t tile,
+                                                         int64_t dim, float* scores) {
   Vec sum[Q][G];
 #pragma GCC unroll 16
   for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 2
     for (int g = 0; g < G; ++g) sum[q][g] = zero();
-  int64_t d = 0;
+  const void* keys[G];
+#pragma GCC unroll 2
+  for (int g = 0; g < G; ++g) keys[g] = element<Bf16>(k.keys, k.at[g]);
+  const int64_t key_step = k.step;
+  int64_t key_at = 0;
   for (int part = 0; part < G; ++part) {
-    const char* ahead = k.fetch[part].memory;  // one after the other: a stream
-    const int64_t step = k.fetch[part].step;
-    for (int64_t piece = 0; piece < dim; piece += G, ++d, queries += tile) {
+    const char* ahead = fetches[part].memory;  // one after the other: a stream
+    const int64_t step = fetches[part].step;
+    for (int64_t piece = 0; piece < dim; piece += G, key_at += key_step, queries += tile) {
       Vec key[G];
 #pragma GCC unroll 2
       for (int g = 0; g < G; ++g) {
-        fetch(ahead);
+        fetch_for<Q>(ahead);
         ahead += step;
-        key[g] = load_whole<Bf16>(k.keys, k.at[g] + d * k.step);
+        key[g] = load_whole<Bf16>(keys[g], key_at);
       }
 #pragma GCC unroll 16
       for (int q = 0; q < Q; ++q) {
@@ -229,8 +251,7 @@ void weigh(const QueryTile& t, int head) {
   }
 }
 
-// Values of one or more groups, at elements at[] + offset, the weights and sums of the first query that they are added to, and what is
-// fetched meanwhile.
+// Values of one or more groups, at elements at[] + offset, and the weights and sums of a head's first query.
 struct ValueGroups {
   const void* values;
   const int64_t* at;
@@ -239,56 +260,70 @@ struct ValueGroups {
   float* sums;
   int64_t stride;
   int groups;
-  Fetch fetch[kValueGroups];
-
-  ValueGroups of(int query) const {
-    ValueGroups out = *this;
-    out.weights += query * kKeyBlock;
-    out.sums += query * stride;
-    return out;
-  }
+  bool fresh;  // the sums are nothing yet, and not even set
 };
 
-// Adds values first .. last - 1 of each group to Q queries, position by position: V vectors of `lanes` dimensions each, from dimension d.
+// The same number, of which the compiler knows nothing: it would keep twenty addresses in vector registers instead of adding up again.
+template <class T>
+inline T anew(T x) {
+  asm("" : "+r"(x));
+  return x;
+}
+
+// Adds values first .. last - 1 of each group to Q queries from `query` on, position by position: V vectors of `lanes` dimensions each,
+// from dimension d.
 template <int Q, int V, bool Bf16>
-__attribute__((noinline, aligned(64))) void add_vectors(const ValueGroups& v, int64_t d, int lanes, int first, int last) {
+__attribute__((noinline, aligned(64))) void add_vectors(const ValueGroups& v, const Fetch* fetches, int query, int64_t d, int lanes,
+                                                        int first, int last) {
+  float* sums = v.sums + query * v.stride + d;
   Vec sum[Q][V];
+  if (v.fresh) {
 #pragma GCC unroll 8
-  for (int q = 0; q < Q; ++q)
+    for (int q = 0; q < Q; ++q)
 #pragma GCC unroll 4
-    for (int i = 0; i < V; ++i) sum[q][i] = load(v.sums + q * v.stride + d + 16 * i);
-  for (int g = 0; g < v.groups; ++g) {
-    const int64_t* at = v.at + g * kGroup + first;
-    const float* weight = v.weights + g * kGroup + first;
-    const int64_t step = v.fetch[g].step, from = v.offset + d;
-    const char* ahead = v.fetch[g].memory + (d + first * V) * step;
-    for (int left = last - first; left > 0; --left, ++at, ++weight) {
+      for (int i = 0; i < V; ++i) sum[q][i] = zero();
+  } else {
+    const float* from = sums;
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q, from = anew(from + v.stride))
+#pragma GCC unroll 4
+      for (int i = 0; i < V; ++i) sum[q][i] = load(from + 16 * i);
+  }
+  const void* const values = element<Bf16>(v.values, v.offset + d);
+  const int64_t* at = v.at + first;
+  const float* weights = v.weights + query * kKeyBlock + first;
+  for (int groups = v.groups; groups > 0; --groups, ++fetches, at += kGroup, weights += kGroup) {
+    const int64_t step = fetches->step;
+    const char* ahead = fetches->memory + (d + first * V) * step;
+    for (int j = 0; j < last - first; ++j) {
+      const void* const from = element<Bf16>(values, at[j]);
       Vec value[V];
 #pragma GCC unroll 4
       for (int i = 0; i < V; ++i) {
-        fetch(ahead);
+        fetch_for<Q>(ahead);
         ahead += step;
-        value[i] = V == 1 ? load_part<Bf16>(v.values, *at + from, lanes) : load_whole<Bf16>(v.values, *at + from + 16 * i);
+        value[i] = V == 1 ? load_part<Bf16>(from, 0, lanes) : load_whole<Bf16>(from, 16 * i);
       }
 #pragma GCC unroll 8
       for (int q = 0; q < Q; ++q) {
-        const Vec share = broadcast(weight[q * kKeyBlock]);
+        const Vec share = broadcast(weights[q * kKeyBlock + j]);
 #pragma GCC unroll 4
         for (int i = 0; i < V; ++i) sum[q][i] = fma(value[i], share, sum[q][i]);
       }
     }
   }
+  const int64_t stride = v.stride;
 #pragma GCC unroll 8
-  for (int q = 0; q < Q; ++q)
+  for (int q = 0; q < Q; ++q, sums = anew(sums + stride))
 #pragma GCC unroll 4
-    for (int i = 0; i < V; ++i) store(v.sums + q * v.stride + d + 16 * i, sum[q][i]);
+    for (int i = 0; i < V; ++i) store(sums + 16 * i, sum[q][i]);
 }
 
 template <int Q, bool Bf16>
-void add_values(const ValueGroups& v, int first, int last) {
+void add_values(const ValueGroups& v, const Fetch* fetches, int query, int first, int last) {
   int64_t d = 0;
-  for (; d + 16 * kValueVectors <= v.dim; d += 16 * kValueVectors) add_vectors<Q, kValueVectors, Bf16>(v, d, 16, first, last);
-  for (; d < v.dim; d += 16) add_vectors<Q, 1, Bf16>(v, d, between(v.dim - d, 0, 16), first, last);
+  for (; d + 16 * kValueVectors <= v.dim; d += 16 * kValueVectors) add_vectors<Q, kValueVectors, Bf16>(v, fetches, query, d, 16, first, last);
+  for (; d < v.dim; d += 16) add_vectors<Q, 1, Bf16>(v, fetches, query, d, between(v.dim - d, 0, 16), first, last);
 }
 
 template <int Q, bool Bf16>
@@ -297,15 +332,17 @@ struct Steps {
   static void scores(int n, const Arguments&... arguments) {
     n == Q ? score_groups<Q, G, Bf16>(arguments...) : Steps<Q - 1, Bf16>::template scores<G>(n, arguments...);
   }
-  static void values(int n, const ValueGroups& v, int first, int last) {
-    n == Q ? add_values<Q, Bf16>(v, first, last) : Steps<Q - 1, Bf16>::values(n, v, first, last);
+  template <class... Arguments>
+  static void values(int n, const Arguments&... arguments) {
+    n == Q ? add_values<Q, Bf16>(arguments...) : Steps<Q - 1, Bf16>::values(n, arguments...);
   }
 };
 template <bool Bf16>
 struct Steps<0, Bf16> {
   template <int G, class... Arguments>
   static void scores(int, const Arguments&...) {}
-  static void values(int, const ValueGroups&, int, int) {}
+  template <class... Arguments>
+  static void values(int, const Arguments&...) {}
 };
 
 }  // namespace
