@@ -113,7 +113,7 @@ bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 75 minut
 	$(FOREDRAFT) bench simulate $(RESULTS)/serve.json --output $(RESULTS)/simulated.json
 	$(FOREDRAFT) bench replay $(MODEL) --result $(RESULTS)/serve.json --workload $(PROMPTS) --dtype bfloat16 \
 	  --output $(RESULTS)/replay.json
-	$(SERVE) $(HOPELESS) --temperature 1.2 --widths 2 --concurrency 1,8,32 --output $(RESULTS)/serve-hot.json
+	$(SERVE) $(HOPELESS) --temperature 1.2 --widths 2 --concurrency 1,8,32 --rounds 5 --output $(RESULTS)/serve-hot.json
 	$(SERVE) $(HOPELESS) --prompt-tokens 2000 --max-tokens 8 --widths 2 --concurrency 1,8 --requests 16 --seconds 20 \
 	  --rounds 2 --output $(RESULTS)/serve-long-prompts.json
 	$(MAKE) report
