@@ -333,5 +333,5 @@ class Sweep:
             self.measured.add(each.server.label, level, sample)
             for trace in observed.traces[level.concurrency or 0 :]:
                 if trace.finished:
-                    lengths = trace.num_prompt, sum(each.tokens for each in trace.emissions)
+                    lengths = trace.num_prompt, sum(some.tokens for some in trace.emissions)
                     self.measured.lengths[trace.prompt_id] = lengths
