@@ -108,7 +108,7 @@ bench: setup  ## Measure kernels and decoding (about 15 minutes, on a quiet mach
 SERVE := $(FOREDRAFT) bench serve $(MODEL) --workload $(PROMPTS) --dtype bfloat16 --seconds 40
 # Where look-ups can't pay; a table of the target's own n-grams gains there too.
 HOPELESS := --hopeless --speculative-config '{"method":"ngram"}'
-bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 75 minutes, on a quiet machine), and the simulator
+bench-serve: setup  ## Measure serving, 1 to 32 requests at once (about 85 minutes, on a quiet machine), and the simulator
 	$(SERVE) --output $(RESULTS)/serve.json --plot docs/planning/serve.svg
 	$(FOREDRAFT) bench simulate $(RESULTS)/serve.json --output $(RESULTS)/simulated.json
 	$(FOREDRAFT) bench replay $(MODEL) --result $(RESULTS)/serve.json --workload $(PROMPTS) --dtype bfloat16 \
